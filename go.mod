@@ -1,0 +1,3 @@
+module github.com/kvxfer/kvxfer
+
+go 1.26.8
