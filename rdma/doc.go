@@ -1,0 +1,28 @@
+// Package rdma is the contract of a one-sided fabric: what a provider (tcp, later verbs, shm, cuda, sim) promises
+// and what its users may rely on. It holds no implementation, goroutine or socket.
+//
+// Terms. A region is memory registered with a provider. A session joins two nodes in one direction: the initiator
+// posts operations, the target grants windows. A window is permission, for one session, to write into or read from
+// parts of one region until it is fenced or its deadline passes; the initiator names it by its key. An operation
+// moves a scatter list of ranges; it ends in exactly one completion at the initiator. An arrival tells the target
+// that all bytes of one WRITE are placed and visible. A fence ends a window.
+//
+// A session has a direction so that each direction is a fence domain of its own: taking memory back from a peer
+// never disturbs what this node itself is sending there. Two nodes that push both ways have two sessions.
+//
+// Invariants that every provider keeps. The conformance suite rdma/fabrictest holds each; the test is named behind it.
+//   - No late byte: after Fence of a window returned nil, no byte of any operation on it lands or is read any more,
+//     whatever was in flight, delayed or posted again (FenceUnderLoad, NoLateByte).
+//   - Deadlines are permission, not timers: a provider that places in software compares the clock for every chunk;
+//     Caps.ChecksDeadline says so (DeadlineStopsPlacement).
+//   - Bounds: a byte outside a window's bounds is never touched, and the rest of such an operation neither; the
+//     operation ends with OutOfBounds (OutOfBounds). An unknown or fenced key ends it with StaleKey (StaleKey).
+//   - Exactly one completion per posted operation, whatever happens to session, peer or provider (EveryOpCompletes).
+//   - A completion, of any status, means that the provider touches the operation's local memory no more
+//     (CompletionReleasesSource).
+//   - A WRITE completes with success only after all its bytes are placed in the target's memory, and its arrival is
+//     reported at the target after the bytes are visible there (ArrivalAfterBytes). Order between operations is not
+//     promised; an arrival may be reported twice (a provider that fails over places twice), so users count distinct tags.
+//   - Post never blocks: a full window, by count or bytes, shows as n < len(ops) (BackPressure).
+//   - Local memory of a READ is placed by the initiator's own provider, so Cancel and Close fence it (CancelStopsRead).
+package rdma
