@@ -1,30 +1,18 @@
 package rdma_test
 
 import (
-	"math/rand/v2"
-	"os"
-	"strconv"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/internal/testseed"
 	"github.com/kvxfer/kvxfer/rdma"
 )
 
-func seed(t *testing.T) uint64 {
-	s := uint64(time.Now().UnixNano())
-	if v, err := strconv.ParseUint(os.Getenv("KVXFER_SEED"), 10, 64); err == nil {
-		s = v
-	}
-	t.Logf("seed %d", s)
-	return s
-}
-
 func TestSpansAgreeWithABitmap(t *testing.T) {
-	rng := rand.New(rand.NewPCG(seed(t), 1))
+	rng := testseed.New(t)
 	for range 200 {
 		const size = 64
 		var bits [size]bool

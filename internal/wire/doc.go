@@ -1,0 +1,15 @@
+// Package wire is the framing and the messages of both control protocols: the local one (client and daemon over a
+// Unix socket) and the peer one (daemon and daemon over TCP). docs/protocol.md gives the bytes.
+//
+// Terms. A frame is a 32-byte header, a JSON body and an array (packed little-endian integers or opaque bytes); the
+// local protocol may attach file descriptors. A request carries an id that its answer repeats; an event carries 0.
+//
+// The package does no I/O but through the io.Reader and io.Writer it is given. Lanes, which carry payload, have a
+// format of their own (rdma/tcp).
+//
+// Invariants, each with the test that holds it:
+//   - what Append writes, ReadFrame reads back: TestFrameRoundTrip
+//   - no input makes ReadFrame panic or allocate more than its limits: FuzzReadFrame
+//   - the bytes of version 1 never change: TestGoldenFrames
+//   - an unknown optional field is ignored, an unknown required feature is refused by name: TestNegotiate
+package wire

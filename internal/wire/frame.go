@@ -1,0 +1,204 @@
+package wire
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"io"
+
+	"github.com/kvxfer/kvxfer/internal/fault"
+)
+
+// HeaderSize is the size of a frame's header in bytes.
+const HeaderSize = 32
+
+// Magic opens every control frame: the bytes "KVXF".
+const Magic = 0x4658564B
+
+// Limits bound what a reader accepts from the other side.
+type Limits struct {
+	JSON  uint32 // bytes of the JSON body
+	Array uint32 // bytes of the array
+	FDs   uint16 // file descriptors
+}
+
+// LocalLimits hold on the Unix socket: an array of 64 MiB is 16 million block ids.
+var LocalLimits = Limits{JSON: 1 << 20, Array: 64 << 20, FDs: 16}
+
+// PeerLimits hold on the control connection between daemons; no descriptor crosses it.
+var PeerLimits = Limits{JSON: 1 << 20, Array: 64 << 20}
+
+// MaxNotification is the largest notification that a FIN carries, in bytes.
+const MaxNotification = 64 << 10
+
+// Flags of a frame.
+const (
+	// FlagNoReply asks for no answer; failures of such a request come as events or end the connection.
+	FlagNoReply uint16 = 1 << 0
+)
+
+// Header is a frame's header.
+//
+//	offset size field
+//	     0    4 magic "KVXF"
+//	     4    1 version of the frame format, 1
+//	     5    1 kind
+//	     6    2 flags
+//	     8    8 request id; 0 in events
+//	    16    4 JSON length in bytes
+//	    20    4 array length in bytes
+//	    24    2 number of file descriptors that come with the frame
+//	    26    6 reserved, written as 0 and ignored when read
+//
+// All integers are little-endian.
+type Header struct {
+	Kind    Kind
+	Flags   uint16
+	Request uint64
+	JSON    uint32
+	Array   uint32
+	FDs     uint16
+}
+
+// FrameVersion is the only version of the header's layout.
+const FrameVersion = 1
+
+// Frame is one message.
+type Frame struct {
+	Kind    Kind
+	Flags   uint16
+	Request uint64
+	JSON    []byte
+	Array   []byte
+	FDs     uint16
+}
+
+// PutHeader writes h into b[:HeaderSize].
+func PutHeader(b []byte, h Header) {
+	_ = b[HeaderSize-1]
+	binary.LittleEndian.PutUint32(b, Magic)
+	b[4], b[5] = FrameVersion, byte(h.Kind)
+	binary.LittleEndian.PutUint16(b[6:], h.Flags)
+	binary.LittleEndian.PutUint64(b[8:], h.Request)
+	binary.LittleEndian.PutUint32(b[16:], h.JSON)
+	binary.LittleEndian.PutUint32(b[20:], h.Array)
+	binary.LittleEndian.PutUint16(b[24:], h.FDs)
+	clear(b[26:HeaderSize])
+}
+
+// ParseHeader checks and reads b[:HeaderSize] against limits.
+func ParseHeader(b []byte, lim Limits) (Header, error) {
+	if len(b) < HeaderSize {
+		return Header{}, violation("header", "%d bytes, want %d", len(b), HeaderSize)
+	}
+	if m := binary.LittleEndian.Uint32(b); m != Magic {
+		return Header{}, violation("magic", "%#08x is not a kvxfer frame", m)
+	}
+	if b[4] != FrameVersion {
+		return Header{}, violation("version", "frame format %d, want %d", b[4], FrameVersion)
+	}
+	h := Header{
+		Kind:    Kind(b[5]),
+		Flags:   binary.LittleEndian.Uint16(b[6:]),
+		Request: binary.LittleEndian.Uint64(b[8:]),
+		JSON:    binary.LittleEndian.Uint32(b[16:]),
+		Array:   binary.LittleEndian.Uint32(b[20:]),
+		FDs:     binary.LittleEndian.Uint16(b[24:]),
+	}
+	switch {
+	case h.JSON > lim.JSON:
+		return Header{}, violation("json_length", "%d, allowed 0..%d", h.JSON, lim.JSON)
+	case h.Array > lim.Array:
+		return Header{}, violation("array_length", "%d, allowed 0..%d", h.Array, lim.Array)
+	case h.FDs > lim.FDs:
+		return Header{}, violation("fd_count", "%d, allowed 0..%d", h.FDs, lim.FDs)
+	}
+	return h, nil
+}
+
+// Append appends the frame's bytes to dst.
+func Append(dst []byte, f Frame) []byte {
+	n := len(dst)
+	dst = append(dst, make([]byte, HeaderSize)...)
+	PutHeader(dst[n:], Header{Kind: f.Kind, Flags: f.Flags, Request: f.Request,
+		JSON: uint32(len(f.JSON)), Array: uint32(len(f.Array)), FDs: f.FDs})
+	dst = append(dst, f.JSON...)
+	return append(dst, f.Array...)
+}
+
+// NewFrame makes a frame with body as JSON (nil: none).
+func NewFrame(kind Kind, request uint64, body any, array []byte) (Frame, error) {
+	f := Frame{Kind: kind, Request: request, Array: array}
+	if body != nil {
+		raw, err := json.Marshal(body)
+		if err != nil {
+			return Frame{}, fault.Wrap(fault.Internal, "encode", err)
+		}
+		f.JSON = raw
+	}
+	return f, nil
+}
+
+// ReadFrame reads one frame. io.EOF comes back unchanged when the stream ends between frames; an end inside a frame
+// is io.ErrUnexpectedEOF. Memory is taken as bytes arrive, so a false length costs no more than was really sent.
+func ReadFrame(r io.Reader, lim Limits) (Frame, error) {
+	var b [HeaderSize]byte
+	if _, err := io.ReadFull(r, b[:]); err != nil {
+		return Frame{}, err
+	}
+	return ReadBody(r, b[:], lim)
+}
+
+// ReadBody reads what follows a header that was read already.
+func ReadBody(r io.Reader, header []byte, lim Limits) (Frame, error) {
+	h, err := ParseHeader(header, lim)
+	if err != nil {
+		return Frame{}, err
+	}
+	f := Frame{Kind: h.Kind, Flags: h.Flags, Request: h.Request, FDs: h.FDs}
+	if f.JSON, err = readN(r, int(h.JSON)); err != nil {
+		return Frame{}, err
+	}
+	if f.Array, err = readN(r, int(h.Array)); err != nil {
+		return Frame{}, err
+	}
+	return f, nil
+}
+
+// growStep bounds what is allocated ahead of the bytes' arrival.
+const growStep = 1 << 20
+
+func readN(r io.Reader, n int) ([]byte, error) {
+	if n == 0 {
+		return nil, nil
+	}
+	buf := make([]byte, min(n, growStep))
+	for done := 0; ; {
+		k, err := io.ReadFull(r, buf[done:])
+		done += k
+		if err != nil {
+			if errors.Is(err, io.EOF) {
+				err = io.ErrUnexpectedEOF
+			}
+			return nil, err
+		}
+		if done == n {
+			return buf, nil
+		}
+		buf = append(buf, make([]byte, min(n-done, len(buf)))...)
+	}
+}
+
+// Decode reads the frame's JSON body into v; unknown fields are ignored (they come from a newer version).
+func (f *Frame) Decode(v any) error {
+	if err := json.Unmarshal(f.JSON, v); err != nil {
+		return violation("body", "%s: %v", f.Kind, err)
+	}
+	return nil
+}
+
+func violation(field, format string, args ...any) error {
+	e := fault.New(fault.ProtocolViolation, "frame", format, args...)
+	e.Field = field
+	return e
+}
