@@ -1,0 +1,79 @@
+package xfer
+
+import (
+	"context"
+
+	"github.com/kvxfer/kvxfer/internal/wire"
+	"github.com/kvxfer/kvxfer/rdma"
+)
+
+// Sink is how the engine tells a client what happened. Its methods queue and return: they never block and never call
+// back into the engine.
+type Sink interface {
+	LayersVisible(wire.LayersVisible)
+	LeaseEnded(ev wire.LeaseEvent, notification []byte)
+	TransferEnded(wire.TransferEvent)
+	Released(wire.Released)
+}
+
+// ClientID names an attached client; the engine never reuses it.
+type ClientID uint64
+
+// ClientInfo says who a client is.
+type ClientInfo struct {
+	Tenant  string
+	Process string
+	Pid     int
+	Uid     int
+}
+
+// Mapping is memory that a client handed over and this process has mapped. Close unmaps it; the engine calls it when
+// nothing can touch the memory any more.
+type Mapping interface {
+	Memory() rdma.Memory
+	// Object identifies the memory object itself: a new memfd has another identity.
+	Object() (dev, ino uint64)
+	Close() error
+}
+
+// PeerRef names the incarnation of a node that a ticket speaks of.
+type PeerRef struct {
+	Node   string
+	Epoch  string
+	Addr   string // the peer port that the ticket names; a registry's fresher word goes first
+	Tenant string
+}
+
+// Dialer finds or makes the link to a peer. It returns a live link, or PeerUnreachable, StaleEpoch or VersionMismatch
+// at the latest when ctx ends.
+type Dialer interface {
+	Dial(ctx context.Context, ref PeerRef) (Link, error)
+}
+
+// Link is a control connection with its payload session. The side that dialed is the source of all transfers on it.
+type Link interface {
+	Peer() PeerRef
+	Provider() (name, reason string)
+	Session() rdma.SessionID
+	Initiator() rdma.Initiator // nil on the side that accepted
+	Target() rdma.Target       // nil on the side that dialed
+	// Send queues a frame; order is kept and it never blocks. An error says that the link is down.
+	Send(f wire.Frame) error
+	// Close ends the link and its session; LinkDown follows once, from another goroutine.
+	Close(reason error)
+}
+
+// Directory is where the engine announces its caches. Failures there never touch the data path, so there are none to
+// report: the implementation repeats until the directory has it.
+type Directory interface {
+	PutCache(c CacheEntry)
+	DropCache(name string)
+}
+
+// CacheEntry is what other nodes may know of a cache.
+type CacheEntry struct {
+	Name       string
+	ID         string
+	MemoryKind string
+	Spec       wire.RegisterCache
+}
