@@ -1,0 +1,16 @@
+package protocol
+
+// bitmap is a set of piece numbers.
+type bitmap []uint64
+
+func newBitmap(n uint64) bitmap { return make(bitmap, (n+63)/64) }
+
+// set adds i and says whether it was missing.
+func (b bitmap) set(i uint64) bool {
+	w, m := i/64, uint64(1)<<(i%64)
+	fresh := b[w]&m == 0
+	b[w] |= m
+	return fresh
+}
+
+func (b bitmap) has(i uint64) bool { return b[i/64]&(1<<(i%64)) != 0 }

@@ -1,0 +1,114 @@
+package protocol_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/xfer/protocol"
+)
+
+func layer(l, first, count uint32) protocol.PushEvent {
+	return protocol.PushEvent{Kind: protocol.PushLayer, Layer: l, First: first, Count: count}
+}
+
+func done(count uint32) protocol.PushEvent {
+	return protocol.PushEvent{Kind: protocol.PushCompletion, Count: count}
+}
+
+func steps(p *protocol.Push, events ...protocol.PushEvent) []protocol.PushEffect {
+	var out []protocol.PushEffect
+	for _, e := range events {
+		out = p.Step(nil, e)
+	}
+	return out
+}
+
+var (
+	bound  = protocol.PushEvent{Kind: protocol.PushBound}
+	finish = protocol.PushEvent{Kind: protocol.PushFinish}
+	cancel = protocol.PushEvent{Kind: protocol.PushCancel, Code: fault.Cancelled}
+)
+
+func TestPushEndToEnd(t *testing.T) {
+	p := protocol.NewPush(2, 3, 1000)
+	assert.Empty(t, steps(p, layer(1, 0, 0)), "layers before the answer wait")
+	out := steps(p, bound)
+	require.Len(t, out, 1)
+	assert.Equal(t, protocol.PushEffect{Kind: protocol.PushPost, Layer: 1, First: 0, Count: 3}, out[0])
+	steps(p, layer(0, 2, 1), layer(0, 0, 2), finish, done(3), done(1))
+	out = steps(p, done(2))
+	require.Len(t, out, 1)
+	assert.Equal(t, protocol.PushSendFin, out[0].Kind)
+	out = steps(p, protocol.PushEvent{Kind: protocol.PushDone})
+	require.Len(t, out, 2)
+	assert.Equal(t, protocol.PushReleaseOwn, out[0].Kind)
+	assert.Equal(t, protocol.PushEffect{Kind: protocol.PushResult, Wrote: true, Released: true}, out[1])
+}
+
+func TestReleasedMeansNothingOutstanding(t *testing.T) {
+	p := protocol.NewPush(1, 2, 1000)
+	steps(p, bound, layer(0, 0, 1), layer(0, 1, 1))
+	out := steps(p, cancel)
+	require.Len(t, out, 2)
+	assert.Equal(t, protocol.PushCancelOps, out[0].Kind)
+	assert.Equal(t, protocol.PushTickAt, out[1].Kind)
+	assert.Empty(t, steps(p, protocol.PushEvent{Kind: protocol.PushCompletion, Count: 1, Code: fault.Cancelled}))
+	out = steps(p, protocol.PushEvent{Kind: protocol.PushTick, Now: out[1].At})
+	require.Len(t, out, 1)
+	assert.False(t, out[0].Released)
+	assert.True(t, out[0].Wrote)
+	out = steps(p, protocol.PushEvent{Kind: protocol.PushCompletion, Count: 1, Code: fault.Cancelled})
+	require.Len(t, out, 3)
+	assert.Equal(t, []protocol.PushEffectKind{protocol.PushSendAbort, protocol.PushReleaseOwn, protocol.PushReleased},
+		[]protocol.PushEffectKind{out[0].Kind, out[1].Kind, out[2].Kind}, "ABORT only when nothing is in flight")
+}
+
+func TestNoFinAfterTheEnd(t *testing.T) {
+	p := protocol.NewPush(1, 1, 1000)
+	steps(p, bound, layer(0, 0, 1), finish, cancel)
+	for _, e := range []protocol.PushEvent{done(1), bound, finish, {Kind: protocol.PushDone}} {
+		for _, f := range steps(p, e) {
+			assert.NotEqual(t, protocol.PushSendFin, f.Kind)
+		}
+	}
+	assert.Equal(t, protocol.PushEnded, p.Phase())
+}
+
+func TestLateAnswerToAnEndedPushIsAborted(t *testing.T) {
+	p := protocol.NewPush(1, 1, 1000)
+	out := steps(p, cancel)
+	require.Len(t, out, 2)
+	assert.True(t, out[1].Released)
+	out = steps(p, bound)
+	require.Len(t, out, 1)
+	assert.Equal(t, protocol.PushSendAbort, out[0].Kind)
+}
+
+func TestBadPartsAreNamed(t *testing.T) {
+	for _, events := range [][]protocol.PushEvent{
+		{layer(2, 0, 1)}, {layer(0, 3, 1)}, {layer(0, 1, 3)}, {layer(0, 0, 1), layer(0, 0, 1)}, {layer(0, 0, 0), finish},
+	} {
+		p := protocol.NewPush(2, 3, 1000)
+		out := steps(p, events...)
+		last := out[len(out)-1]
+		assert.Equal(t, fault.InvalidArgument, last.Code, "%+v", events)
+		assert.NotEmpty(t, last.Detail)
+	}
+}
+
+func TestPushEndsByItsDeadline(t *testing.T) {
+	p := protocol.NewPush(1, 1, 1000)
+	out := steps(p, protocol.PushEvent{Kind: protocol.PushTick, Now: 1000})
+	require.Len(t, out, 2)
+	assert.Equal(t, fault.DeadlineExceeded, out[1].Code)
+	assert.False(t, out[1].Wrote)
+}
+
+func TestDoneOutOfPlaceDropsTheLink(t *testing.T) {
+	p := protocol.NewPush(1, 1, 1000)
+	out := steps(p, bound, protocol.PushEvent{Kind: protocol.PushDone})
+	assert.Equal(t, protocol.PushViolation, out[0].Kind)
+}
