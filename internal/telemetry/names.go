@@ -36,7 +36,7 @@ type SpanDoc struct{ Where, Name, Meaning string }
 // SpanTable documents every span name, in the order of docs/tracing.md.
 var SpanTable = []SpanDoc{
 	{"client", SpanClientLease, "The lease call as its caller sees it."},
-	{"client", SpanClientWrite, "The whole push as its caller sees it, from the first layer to the result; an event `layer` for each layer handed over."},
+	{"client", SpanClientWrite, "The whole push as its caller sees it, to the result; an event `layer` for each layer handed over."},
 	{"source daemon", SpanPush, "The transfer on the source, parent of the four below."},
 	{"source daemon", SpanPlan, "Layouts and block pairs become a scatter list."},
 	{"source daemon", SpanBind, "The ticket is presented to the target and bound to this transfer."},

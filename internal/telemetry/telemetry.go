@@ -133,7 +133,8 @@ func Start(ctx context.Context, opt Options) (*Telemetry, error) {
 }
 
 // add starts client and a batch processor on top of it.
-func (t *Telemetry) add(ctx context.Context, client otlptrace.Client, name string, logger *slog.Logger, opts ...sdktrace.BatchSpanProcessorOption) error {
+func (t *Telemetry) add(ctx context.Context, client otlptrace.Client, name string, logger *slog.Logger,
+	opts ...sdktrace.BatchSpanProcessorOption) error {
 	inner, err := otlptrace.New(ctx, client)
 	if err != nil {
 		return fault.Wrap(fault.ConfigInvalid, "telemetry: start the "+name+" exporter", err)

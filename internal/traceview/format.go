@@ -145,10 +145,13 @@ func clip(s string, n int) string {
 	return string(r[:n-1]) + "…"
 }
 
-// plain makes s fit for a terminal line and for XML: no control characters, no invalid UTF-8.
+// plain makes s fit for a terminal line and for XML: no control characters, none that turn the
+// direction of writing, no invalid UTF-8.
 func plain(s string) string {
 	return strings.Map(func(r rune) rune {
-		if r < 0x20 || r == 0x7f || (r >= 0x80 && r < 0xa0) || r == 0xfffe || r == 0xffff || (r >= 0x202a && r <= 0x202e) || (r >= 0x2066 && r <= 0x2069) {
+		control := r < 0x20 || (r >= 0x7f && r < 0xa0) || r == 0xfffe || r == 0xffff
+		direction := (r >= 0x202a && r <= 0x202e) || (r >= 0x2066 && r <= 0x2069)
+		if control || direction {
 			return '·'
 		}
 		return r

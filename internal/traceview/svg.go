@@ -61,11 +61,13 @@ func SVG(w io.Writer, t *Timeline, opt Options) error {
 	if title == "" {
 		title = longest(t)
 	}
-	p.printf(`<svg xmlns="http://www.w3.org/2000/svg" width="%.0f" height="%.0f" viewBox="0 0 %.0f %.0f" role="img" font-family="system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif">`+"\n", p.width, height, p.width, height)
+	p.printf(`<svg xmlns="http://www.w3.org/2000/svg" role="img"`+
+		` font-family="system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif" width="%.0f" height="%.0f" viewBox="0 0 %.0f %.0f">`+"\n", p.width, height, p.width, height)
 	p.printf("<title>%s</title>\n%s", escape(title), style)
 	p.printf(`<rect class="bg" width="100%%" height="100%%"/>` + "\n")
 	p.text(20, 30, 18, "ink", "start", `font-weight="600"`, clip(plain(title), int((p.width-40)/18/charWidth)))
-	p.text(20, 49, 11, "dim", "start", "", fmt.Sprintf("trace %s  ·  %s  ·  %s  ·  %s", t.TraceID, startText(t), duration(p.span), count(t.Spans(), "span", "spans")))
+	p.text(20, 49, 11, "dim", "start", "", fmt.Sprintf("trace %s  ·  %s  ·  %s  ·  %s", t.TraceID,
+		startText(t), duration(p.span), count(t.Spans(), "span", "spans")))
 	if len(t.Groups) > 1 {
 		p.legend()
 	}
@@ -79,8 +81,11 @@ func SVG(w io.Writer, t *Timeline, opt Options) error {
 // style colours by class so that a viewer in dark mode can turn the page over; where that is not understood the
 // background is light and drawn, so the picture reads the same on a dark page.
 const style = `<style>
-.bg{fill:#ffffff}.band{fill:#f3f5f8}.ink{fill:#1c2430}.dim{fill:#66707d}.grid{stroke:#dfe3e9}.lead{stroke:#c9d0d9;stroke-dasharray:1 4}.event{stroke:#1c2430}.bad{fill:#c62828}.badbar{stroke:#c62828}
-@media (prefers-color-scheme: dark){.bg{fill:#14181e}.band{fill:#1c222b}.ink{fill:#e6eaf0}.dim{fill:#98a2b0}.grid{stroke:#2c343f}.lead{stroke:#3d4754}.event{stroke:#ffffff}.bad{fill:#ff8a80}.badbar{stroke:#ff8a80}}
+.bg{fill:#ffffff}.band{fill:#f3f5f8}.ink{fill:#1c2430}.dim{fill:#66707d}.grid{stroke:#dfe3e9}
+.lead{stroke:#c9d0d9;stroke-dasharray:1 4}.event{stroke:#1c2430}.bad{fill:#c62828}.badbar{stroke:#c62828}
+@media (prefers-color-scheme: dark){
+.bg{fill:#14181e}.band{fill:#1c222b}.ink{fill:#e6eaf0}.dim{fill:#98a2b0}.grid{stroke:#2c343f}
+.lead{stroke:#3d4754}.event{stroke:#ffffff}.bad{fill:#ff8a80}.badbar{stroke:#ff8a80}}
 </style>
 `
 
@@ -235,7 +240,8 @@ func (p *picture) drawSpan(y float64, color string, r Row, parent bool) {
 	if s.Failed {
 		mark = ` class="badbar" stroke-width="1.5"`
 	}
-	p.printf(`<rect x="%.2f" y="%.2f" width="%.2f" height="%.2f" rx="%.1f" fill="%s" fill-opacity="%s"%s/>`+"\n", x, top, w, p.bar, min(2, w/2), color, opacity, mark)
+	p.printf(`<rect x="%.2f" y="%.2f" width="%.2f" height="%.2f" rx="%.1f" fill="%s" fill-opacity="%s"%s/>`+"\n",
+		x, top, w, p.bar, min(2, w/2), color, opacity, mark)
 	for _, e := range s.Events {
 		ex := min(max(p.x(e.TimeUnixNano), x), x+w)
 		p.printf(`<line class="event" x1="%.2f" x2="%.2f" y1="%.2f" y2="%.2f" stroke-width="1"><title>%s</title></line>`+"\n",

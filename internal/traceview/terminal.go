@@ -20,7 +20,8 @@ func Terminal(w io.Writer, t *Timeline, width int) error {
 	bars := width - labels - measures - 2
 	span := max(t.EndUnixNano-t.StartUnixNano, 1)
 	out := bufio.NewWriter(w)
-	fmt.Fprintf(out, "trace %s\n%s · %s · %s · %s\n", t.TraceID, startText(t), duration(span), count(t.Spans(), "span", "spans"), count(len(t.Groups), "process", "processes"))
+	fmt.Fprintf(out, "trace %s\n%s · %s · %s · %s\n", t.TraceID,
+		startText(t), duration(span), count(t.Spans(), "span", "spans"), count(len(t.Groups), "process", "processes"))
 
 	axis := []rune(strings.Repeat(" ", bars+measures))
 	step := ticks(span, max(bars/12, 1))

@@ -113,7 +113,7 @@ func TestTimelineRandom(t *testing.T) {
 	}
 	t.Logf("seed %d", seed)
 	rnd := rand.New(rand.NewPCG(seed, 0))
-	for range 300 {
+	for range 100 {
 		n := 1 + rnd.IntN(40)
 		files := []*file{{service: "a"}, {service: "b"}, {service: "c", node: "n"}}
 		for i := range n {
