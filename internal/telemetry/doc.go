@@ -1,0 +1,29 @@
+// Package telemetry sets up tracing for one process and records the spans of clients that have no OpenTelemetry
+// of their own.
+//
+// Terms. A trace is everything that one caller's operation caused, in every process; its id travels as W3C
+// traceparent in the local protocol, in the ticket and between the daemons. A span is one named stretch of time
+// in one process. A client span was measured by a client (the Python SDK needs only its standard library) and is
+// handed to the daemon, which exports it under the ids that the client chose, as the client's process. The trace
+// file holds OTLP JSON lines: one ExportTraceServiceRequest a line, as the OTLP file exporter specification has it.
+//
+// Tracing is off, and costs no goroutine, unless an OTLP endpoint, OTEL_TRACES_EXPORTER=otlp or a trace file asks
+// for it. Nothing process-wide of OpenTelemetry is set (no global provider, error handler or propagator), so that
+// a Go program with its own tracing can embed a node. docs/tracing.md tells the user's side: variables, span
+// names (names.go) and attribute keys (attributes.go).
+//
+// Spans are per operation, layer or provider batch, never per block: their number must not grow with the number
+// of blocks, and MaxBatchSpans bounds those of one transfer.
+//
+// Invariants, each with the test that holds it:
+//   - without a wish for tracing nothing is started: TestOffStartsNothing
+//   - what the environment asks for is what is exported, a wrong value is refused by name: TestSettingsFromEnvironment
+//   - after Shutdown every ended span is exported and no goroutine is left, even when the collector hangs:
+//     TestShutdownFlushesTheTraceFile, TestShutdownDoesNotWaitForAHungCollector
+//   - every line of the trace file is whole and by one write, ids are hex: TestTraceFileLines, TestLineGolden,
+//     TestTraceFileMendsATornLine
+//   - a client span is exported under the client's ids, or refused by the field's name: TestClientSpanKeepsItsIDs,
+//     TestClientSpanRefusals, FuzzClientSpan
+//   - a traceparent that is accepted is written back the same: FuzzTraceparent
+//   - every key and name is documented and none is for a secret: TestDocsListKeysAndNames, TestNoKeyForSecrets
+package telemetry

@@ -1,0 +1,206 @@
+package telemetry
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+
+	"github.com/kvxfer/kvxfer/internal/fault"
+)
+
+const (
+	// fileDelay is how long an ended span may wait for its line; readers of the open file see it within a second.
+	fileDelay = 500 * time.Millisecond
+	fileQueue = 8192 // ended spans that may wait; more are dropped rather than hold up the data path
+	// minEvents is enough for an event a layer; OpenTelemetry's default of 128 is less than the deepest models have.
+	minEvents = MaxClientEvents
+	// abortGrace bounds how long Shutdown waits, after its context ended, for exports that were told to stop.
+	abortGrace = 2 * time.Second
+)
+
+// The resource attribute names of OpenTelemetry's conventions that are used here.
+const (
+	keyServiceName    = attribute.Key("service.name")
+	keyServiceVersion = attribute.Key("service.version")
+	keyHostName       = attribute.Key("host.name")
+	keyPID            = attribute.Key("process.pid")
+)
+
+// Options says who traces and where to.
+type Options struct {
+	ServiceName string // default "kvxfer"; OTEL_SERVICE_NAME wins
+	NodeName    string // the node's name, on every span's resource; may be empty
+	Version     string // of the program; may be empty
+	TraceFile   string // path of a file of OTLP JSON lines, "" for none
+	Logger      *slog.Logger
+}
+
+// Telemetry is the tracing of one process. Its methods may be called from any goroutine.
+type Telemetry struct {
+	tracer     trace.Tracer
+	provider   *sdktrace.TracerProvider // nil when off
+	processors []sdktrace.SpanProcessor
+	exporters  []*exporter
+	node       []attribute.KeyValue // what client spans' resources share with the daemon's
+	version    string
+	dropAll    bool
+
+	mu      sync.Mutex
+	clients map[clientProcess]trace.Tracer
+}
+
+// Start sets up tracing as the OTEL_* environment and opt ask. Without an endpoint and a trace file tracing is off:
+// Enabled is false and no goroutine runs. Errors are ConfigInvalid and name the variable, or "trace-file".
+// ctx bounds the start only.
+func Start(ctx context.Context, opt Options) (*Telemetry, error) {
+	if opt.Logger == nil {
+		opt.Logger = slog.New(slog.DiscardHandler)
+	}
+	if opt.ServiceName == "" {
+		opt.ServiceName = "kvxfer"
+	}
+	off := &Telemetry{tracer: noop.NewTracerProvider().Tracer(Scope)}
+	env, err := fromEnvironment(os.Getenv)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case env.disabled && opt.TraceFile != "":
+		opt.Logger.Warn("tracing is off and the trace file is not written", "reason", "OTEL_SDK_DISABLED=true", "trace_file", opt.TraceFile)
+		return off, nil
+	case env.disabled:
+		opt.Logger.Info("tracing is off", "reason", "OTEL_SDK_DISABLED=true")
+		return off, nil
+	case !env.otlp && opt.TraceFile == "":
+		opt.Logger.Info("tracing is off", "reason", "no OTLP endpoint and no trace file is set")
+		return off, nil
+	}
+
+	t := &Telemetry{version: opt.Version, dropAll: env.dropAll, clients: map[clientProcess]trace.Tracer{}}
+	if opt.NodeName != "" {
+		t.node = append(t.node, KeyNode.String(opt.NodeName))
+	}
+	if host, err := os.Hostname(); err == nil {
+		t.node = append(t.node, keyHostName.String(host))
+	}
+	res, err := resource.New(ctx,
+		resource.WithTelemetrySDK(),
+		resource.WithAttributes(keyServiceName.String(opt.ServiceName), keyServiceVersion.String(opt.Version)),
+		resource.WithFromEnv(),
+		resource.WithAttributes(append(t.node[:len(t.node):len(t.node)], keyPID.Int(os.Getpid()))...))
+	if err != nil {
+		return nil, configInvalid("OTEL_RESOURCE_ATTRIBUTES", "%v", err)
+	}
+
+	// The file comes first: processors are shut down in this order, and a collector that hangs must not use up the
+	// time in which the file is flushed.
+	if opt.TraceFile != "" {
+		f, err := openTraceFile(opt.TraceFile)
+		if err != nil {
+			return nil, err
+		}
+		if err := t.add(ctx, f, "file", opt.Logger, sdktrace.WithBatchTimeout(fileDelay),
+			sdktrace.WithMaxQueueSize(fileQueue), sdktrace.WithMaxExportBatchSize(sdktrace.DefaultMaxExportBatchSize)); err != nil {
+			return nil, err
+		}
+	}
+	if env.otlp {
+		client := otlptracehttp.NewClient()
+		if env.grpc {
+			client = otlptracegrpc.NewClient()
+		}
+		if err := t.add(ctx, client, "otlp", opt.Logger); err != nil {
+			t.provider = t.newProvider(res)
+			return nil, errors.Join(err, t.Shutdown(ctx))
+		}
+	}
+	t.provider = t.newProvider(res)
+	t.tracer = t.provider.Tracer(Scope, trace.WithInstrumentationVersion(opt.Version))
+	opt.Logger.Info("tracing is on", "otlp", env.otlp, "otlp_grpc", env.grpc, "otlp_endpoint", env.endpoint, "trace_file", opt.TraceFile)
+	return t, nil
+}
+
+// add starts client and a batch processor on top of it.
+func (t *Telemetry) add(ctx context.Context, client otlptrace.Client, name string, logger *slog.Logger,
+	opts ...sdktrace.BatchSpanProcessorOption) error {
+	inner, err := otlptrace.New(ctx, client)
+	if err != nil {
+		return fault.Wrap(fault.ConfigInvalid, "telemetry: start the "+name+" exporter", err)
+	}
+	e := newExporter(inner, name, logger)
+	t.exporters = append(t.exporters, e)
+	t.processors = append(t.processors, sdktrace.NewBatchSpanProcessor(e, opts...))
+	return nil
+}
+
+// newProvider makes a provider over the shared processors; it starts nothing by itself.
+func (t *Telemetry) newProvider(res *resource.Resource, opts ...sdktrace.TracerProviderOption) *sdktrace.TracerProvider {
+	limits := sdktrace.NewSpanLimits()
+	if os.Getenv("OTEL_SPAN_EVENT_COUNT_LIMIT") == "" {
+		limits.EventCountLimit = minEvents
+	}
+	opts = append(opts, sdktrace.WithResource(res), sdktrace.WithRawSpanLimits(limits))
+	for _, p := range t.processors {
+		opts = append(opts, sdktrace.WithSpanProcessor(p))
+	}
+	return sdktrace.NewTracerProvider(opts...)
+}
+
+// Tracer returns the daemon's tracer; when tracing is off its spans do nothing but still pass on the remote
+// parent's context.
+func (t *Telemetry) Tracer() trace.Tracer { return t.tracer }
+
+// Enabled says whether spans go anywhere.
+func (t *Telemetry) Enabled() bool { return t.provider != nil }
+
+// Flush exports what has ended so far.
+func (t *Telemetry) Flush(ctx context.Context) error {
+	if t.provider == nil {
+		return nil
+	}
+	return t.provider.ForceFlush(ctx)
+}
+
+// Shutdown exports what has ended and stops. When ctx ends before, exports in flight are cut short; no goroutine
+// is left behind either way. Spans that end later are dropped. A second call does nothing.
+func (t *Telemetry) Shutdown(ctx context.Context) error {
+	if t.provider == nil {
+		return nil
+	}
+	stop := context.AfterFunc(ctx, t.abort)
+	defer stop()
+	err := t.provider.Shutdown(ctx)
+	if ctx.Err() == nil {
+		return err
+	}
+	// The provider gave up waiting, maybe before it told every processor.
+	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortGrace)
+	defer cancel()
+	for i, p := range t.processors {
+		t.exporters[i].abort()
+		_ = p.Shutdown(grace)
+		select {
+		case <-t.exporters[i].done:
+		case <-grace.Done():
+		}
+	}
+	return err
+}
+
+func (t *Telemetry) abort() {
+	for _, e := range t.exporters {
+		e.abort()
+	}
+}
