@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"fmt"
 	"sort"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
@@ -52,6 +53,9 @@ func Negotiate(h *Hello) (version int, err error) {
 	return negotiate(h, MinVersion, MaxVersion, Features)
 }
 
+// maxNamed bounds how many unknown features an error names; the list is the other side's text.
+const maxNamed = 8
+
 func negotiate(h *Hello, lo, hi int, features []string) (int, error) {
 	if h.MinVersion < 1 || h.MaxVersion < h.MinVersion {
 		return 0, violation("max_version", "version range %d..%d is not 1 <= min <= max", h.MinVersion, h.MaxVersion)
@@ -73,7 +77,14 @@ func negotiate(h *Hello, lo, hi int, features []string) (int, error) {
 	}
 	if len(missing) > 0 {
 		sort.Strings(missing)
-		return 0, fault.New(fault.FeatureRequired, "hello", "unknown here: %q", missing)
+		more := ""
+		if n := len(missing); n > maxNamed {
+			missing, more = missing[:maxNamed], fmt.Sprintf(" and %d more", n-maxNamed)
+		}
+		for i := range missing {
+			missing[i] = clip(missing[i], MaxName)
+		}
+		return 0, fault.New(fault.FeatureRequired, "hello", "unknown here: %q%s", missing, more)
 	}
 	return v, nil
 }
