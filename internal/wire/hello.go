@@ -48,7 +48,8 @@ type Hello struct {
 // Features known to this build.
 var Features = []string{}
 
-// Negotiate picks the version for a received hello and checks its required features.
+// Negotiate picks the version for a received hello, checks its required features and then its fields: in this order, as
+// the ranges of fields belong to a version.
 func Negotiate(h *Hello) (version int, err error) {
 	return negotiate(h, MinVersion, MaxVersion, Features)
 }
@@ -85,6 +86,9 @@ func negotiate(h *Hello, lo, hi int, features []string) (int, error) {
 			missing[i] = clip(missing[i], MaxName)
 		}
 		return 0, fault.New(fault.FeatureRequired, "hello", "unknown here: %q%s", missing, more)
+	}
+	if err := h.Validate(); err != nil {
+		return 0, err
 	}
 	return v, nil
 }

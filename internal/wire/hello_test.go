@@ -54,6 +54,11 @@ func TestNegotiate(t *testing.T) {
 	v, err := Negotiate(&h)
 	require.NoError(t, err)
 	assert.Equal(t, MaxVersion, v)
+
+	h.Tenant = "not a name"
+	_, err = Negotiate(&h)
+	require.ErrorIs(t, err, fault.ErrInvalidArgument)
+	assert.Equal(t, "tenant", fault.From("", err).Field)
 }
 
 func TestNegotiateNamesABoundedList(t *testing.T) {

@@ -84,6 +84,30 @@ func CheckNotification(op string, b []byte) error {
 	return nil
 }
 
+// Validate checks the fields that say who speaks; Negotiate calls it once the version is known.
+func (h *Hello) Validate() error {
+	const op = "hello"
+	for _, f := range [...]struct{ field, v string }{
+		{"tenant", h.Tenant}, {"node", h.Node}, {"want_node", h.WantNode}, {"provider", h.Provider},
+	} {
+		if f.v == "" {
+			continue
+		}
+		if err := CheckName(op, f.field, f.v); err != nil {
+			return err
+		}
+	}
+	for _, f := range [...]struct{ field, v string }{{"epoch", h.Epoch}, {"want_epoch", h.WantEpoch}} {
+		if f.v == "" {
+			continue
+		}
+		if err := checkHex(op, f.field, f.v, 16); err != nil {
+			return err
+		}
+	}
+	return first(checkText(op, "software", h.Software, 0), checkText(op, "process", h.Process, 0))
+}
+
 // Validate checks the fields.
 func (r *RegisterRegion) Validate() error {
 	const op = "register_region"

@@ -12,13 +12,14 @@ import (
 )
 
 func TestValidateNamesFieldAndRange(t *testing.T) {
+	hello := Hello{MinVersion: 1, MaxVersion: 1}
 	region := RegisterRegion{Name: "kv", ID: sampleLease, Kind: RegionMemfd, Size: 4096}
 	cache := RegisterCache{Name: "c", Region: 1, Model: "m", Layout: sampleLayout(), NumBlocks: 1}
 	lease := LeaseRequest{Cache: 1, Mode: ModeWrite, TTLMillis: 1}
 	push := PushRequest{Cache: 1, TimeoutMillis: MaxMillis}
 	bound := Bound{Layout: sampleLayout(), NumBlocks: 1, RemainingMillis: 1}
 	type validator interface{ Validate() error }
-	for _, v := range []validator{&region, &cache, &lease, &push, &bound, sampleBind()} {
+	for _, v := range []validator{&hello, &region, &cache, &lease, &push, &bound, sampleBind()} {
 		require.NoError(t, v.Validate())
 	}
 	long := strings.Repeat("x", 1<<20)
@@ -27,6 +28,14 @@ func TestValidateNamesFieldAndRange(t *testing.T) {
 		change func(v validator)
 		field  string
 	}{
+		{&hello, func(v validator) { v.(*Hello).Tenant = "a/b" }, "tenant"},
+		{&hello, func(v validator) { v.(*Hello).Node = long }, "node"},
+		{&hello, func(v validator) { v.(*Hello).WantNode = " " }, "want_node"},
+		{&hello, func(v validator) { v.(*Hello).Provider = "\n" }, "provider"},
+		{&hello, func(v validator) { v.(*Hello).Epoch = "1" }, "epoch"},
+		{&hello, func(v validator) { v.(*Hello).WantEpoch = long }, "want_epoch"},
+		{&hello, func(v validator) { v.(*Hello).Software = long }, "software"},
+		{&hello, func(v validator) { v.(*Hello).Process = long }, "process"},
 		{&region, func(v validator) { v.(*RegisterRegion).Name = "" }, "name"},
 		{&region, func(v validator) { v.(*RegisterRegion).Name = "a b" }, "name"},
 		{&region, func(v validator) { v.(*RegisterRegion).Name = long }, "name"},
