@@ -2,6 +2,8 @@ package wire
 
 import (
 	"encoding/binary"
+
+	"github.com/kvxfer/kvxfer/internal/fault"
 )
 
 // U32s reads a packed little-endian array of unsigned 32-bit integers: numpy's own bytes of a "<u4" array.
@@ -56,6 +58,49 @@ func AppendVouches(dst []byte, v []Vouch) []byte {
 	return dst
 }
 
+// States of a block in a BlockEntry. FREE blocks are not listed; 0 stands for FREE.
+const (
+	StateFree      uint32 = 0
+	StateLeased    uint32 = 1
+	StateCommitted uint32 = 2
+	StateRevoking  uint32 = 3
+	StateHeld      uint32 = 4
+)
+
+// BlockEntry is a block's state in the answer to BLOCKS.
+type BlockEntry struct {
+	Block      uint32
+	State      uint32
+	Generation uint64 // of a COMMITTED block what it was committed under, of a LEASED one what it will be; else 0
+}
+
+// blockEntrySize is {block u32, state u32, generation u64}.
+const blockEntrySize = 16
+
+// BlockEntries reads a packed array of block entries.
+func BlockEntries(b []byte) ([]BlockEntry, error) {
+	if len(b)%blockEntrySize != 0 {
+		return nil, violation("blocks", "%d bytes are no multiple of %d", len(b), blockEntrySize)
+	}
+	out := make([]BlockEntry, len(b)/blockEntrySize)
+	for i := range out {
+		r := b[i*blockEntrySize:]
+		out[i] = BlockEntry{Block: binary.LittleEndian.Uint32(r), State: binary.LittleEndian.Uint32(r[4:]),
+			Generation: binary.LittleEndian.Uint64(r[8:])}
+	}
+	return out, nil
+}
+
+// AppendBlockEntries packs v.
+func AppendBlockEntries(dst []byte, v []BlockEntry) []byte {
+	for _, x := range v {
+		dst = binary.LittleEndian.AppendUint32(dst, x.Block)
+		dst = binary.LittleEndian.AppendUint32(dst, x.State)
+		dst = binary.LittleEndian.AppendUint64(dst, x.Generation)
+	}
+	return dst
+}
+
 // LayerPart names part of a transfer: blocks [First, First+Count) of the transfer's block list, in one layer.
 type LayerPart struct {
 	Transfer uint64
@@ -78,6 +123,22 @@ func ParseLayerPart(b []byte) (LayerPart, error) {
 		First:    binary.LittleEndian.Uint32(b[12:]),
 		Count:    binary.LittleEndian.Uint32(b[16:]),
 	}, nil
+}
+
+// Blocks resolves the part for a transfer of that many layers and blocks: where it begins in the block list and how
+// many blocks it names. It refuses what lies outside, without overflow.
+func (p LayerPart) Blocks(layers, blocks uint32) (first, count uint32, err error) {
+	switch {
+	case p.Layer >= layers:
+		return 0, 0, fault.Invalid("push_layer", "layer", "%d, allowed 0..%d", p.Layer, int64(layers)-1)
+	case p.First >= blocks:
+		return 0, 0, fault.Invalid("push_layer", "first", "%d, allowed 0..%d", p.First, int64(blocks)-1)
+	case p.Count > blocks-p.First:
+		return 0, 0, fault.Invalid("push_layer", "count", "%d from %d, allowed 0..%d", p.Count, p.First, blocks-p.First)
+	case p.Count == 0:
+		return p.First, blocks - p.First, nil
+	}
+	return p.First, p.Count, nil
 }
 
 // AppendLayerPart packs p.

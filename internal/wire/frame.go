@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"strings"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
 )
@@ -22,18 +23,25 @@ type Limits struct {
 	FDs   uint16 // file descriptors
 }
 
+// Limits of both protocols, in bytes.
+const (
+	maxJSON  = 1 << 20
+	maxArray = 64 << 20
+)
+
 // LocalLimits hold on the Unix socket: an array of 64 MiB is 16 million block ids.
-var LocalLimits = Limits{JSON: 1 << 20, Array: 64 << 20, FDs: 16}
+var LocalLimits = Limits{JSON: maxJSON, Array: maxArray, FDs: 16}
 
 // PeerLimits hold on the control connection between daemons; no descriptor crosses it.
-var PeerLimits = Limits{JSON: 1 << 20, Array: 64 << 20}
+var PeerLimits = Limits{JSON: maxJSON, Array: maxArray}
 
 // MaxNotification is the largest notification that a FIN carries, in bytes.
 const MaxNotification = 64 << 10
 
-// Flags of a frame.
+// Flags of a frame. A reader ignores bits that it does not know.
 const (
-	// FlagNoReply asks for no answer; failures of such a request come as events or end the connection.
+	// FlagNoReply marks a frame that gets no answer. The kind alone decides whether there is one, so the flag changes
+	// nothing for a reader that knows the kind; it is for tools that follow a connection.
 	FlagNoReply uint16 = 1 << 0
 )
 
@@ -126,7 +134,8 @@ func Append(dst []byte, f Frame) []byte {
 	return append(dst, f.Array...)
 }
 
-// NewFrame makes a frame with body as JSON (nil: none).
+// NewFrame makes a frame with body as JSON (nil: none). What no reader would accept is refused here, as an answer to
+// one request, because on the wire it would cost the whole connection.
 func NewFrame(kind Kind, request uint64, body any, array []byte) (Frame, error) {
 	f := Frame{Kind: kind, Request: request, Array: array}
 	if body != nil {
@@ -136,7 +145,28 @@ func NewFrame(kind Kind, request uint64, body any, array []byte) (Frame, error) 
 		}
 		f.JSON = raw
 	}
+	if len(f.JSON) > maxJSON || len(array) > maxArray {
+		return Frame{}, fault.New(fault.NotSupported, "frame", "%s of %d bytes of JSON and %d of array, allowed 0..%d and 0..%d",
+			kind, len(f.JSON), len(array), maxJSON, maxArray)
+	}
 	return f, nil
+}
+
+// MaxErrorText bounds each text of an ERROR frame, in bytes.
+const MaxErrorText = 4 << 10
+
+// NewError makes the ERROR frame that answers a request, or with request 0 ends the connection. It cannot fail: texts,
+// which may quote the other side, are cut to MaxErrorText.
+func NewError(request uint64, err error) Frame {
+	w := fault.ToWire(fault.From("", err))
+	for _, s := range [...]*string{&w.Op, &w.Peer, &w.Region, &w.Field, &w.Detail} {
+		*s = clip(*s, MaxErrorText)
+	}
+	raw, err := json.Marshal(w)
+	if err != nil { // no field of fault.Wire can fail to marshal
+		panic(err)
+	}
+	return Frame{Kind: KindError, Request: request, JSON: raw}
 }
 
 // ReadFrame reads one frame. io.EOF comes back unchanged when the stream ends between frames; an end inside a frame
@@ -192,9 +222,20 @@ func readN(r io.Reader, n int) ([]byte, error) {
 // Decode reads the frame's JSON body into v; unknown fields are ignored (they come from a newer version).
 func (f *Frame) Decode(v any) error {
 	if err := json.Unmarshal(f.JSON, v); err != nil {
-		return violation("body", "%s: %v", f.Kind, err)
+		return violation("body", "%s: %s", f.Kind, clip(err.Error(), maxEcho))
 	}
 	return nil
+}
+
+// maxEcho bounds in bytes what an error repeats of the other side's text: JSON errors quote numbers of any length, and
+// an error must fit into a frame.
+const maxEcho = 256
+
+func clip(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	return strings.ToValidUTF8(s[:n], "") + "..."
 }
 
 func violation(field, format string, args ...any) error {

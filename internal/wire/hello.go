@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"fmt"
 	"sort"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
@@ -47,10 +48,14 @@ type Hello struct {
 // Features known to this build.
 var Features = []string{}
 
-// Negotiate picks the version for a received hello and checks its required features.
+// Negotiate picks the version for a received hello, checks its required features and then its fields: in this order, as
+// the ranges of fields belong to a version.
 func Negotiate(h *Hello) (version int, err error) {
 	return negotiate(h, MinVersion, MaxVersion, Features)
 }
+
+// maxNamed bounds how many unknown features an error names; the list is the other side's text.
+const maxNamed = 8
 
 func negotiate(h *Hello, lo, hi int, features []string) (int, error) {
 	if h.MinVersion < 1 || h.MaxVersion < h.MinVersion {
@@ -73,7 +78,17 @@ func negotiate(h *Hello, lo, hi int, features []string) (int, error) {
 	}
 	if len(missing) > 0 {
 		sort.Strings(missing)
-		return 0, fault.New(fault.FeatureRequired, "hello", "unknown here: %q", missing)
+		more := ""
+		if n := len(missing); n > maxNamed {
+			missing, more = missing[:maxNamed], fmt.Sprintf(" and %d more", n-maxNamed)
+		}
+		for i := range missing {
+			missing[i] = clip(missing[i], MaxName)
+		}
+		return 0, fault.New(fault.FeatureRequired, "hello", "unknown here: %q%s", missing, more)
+	}
+	if err := h.Validate(); err != nil {
+		return 0, err
 	}
 	return v, nil
 }

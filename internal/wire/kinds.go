@@ -20,7 +20,7 @@ const (
 	KindDeregisterRegion Kind = 0x11 // DeregisterRegion -> OK; fences before it answers
 	KindRegisterCache    Kind = 0x12 // RegisterCache, array: vouches -> CacheInfo, array: served blocks u32
 	KindDropCache        Kind = 0x13 // DropCache -> OK; fences before it answers
-	KindBlocks           Kind = 0x14 // BlocksQuery -> BlocksInfo, array: {block u32, state u32, generation u64}...
+	KindBlocks           Kind = 0x14 // BlocksQuery -> BlocksInfo, array: BlockEntry...
 	KindEvict            Kind = 0x15 // Evict, array: blocks u32 -> OK; nobody can touch the blocks any more
 
 	KindLease  Kind = 0x20 // LeaseRequest, array: blocks u32 -> LeaseInfo

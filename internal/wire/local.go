@@ -51,7 +51,7 @@ type BlocksQuery struct {
 	Cache uint64 `json:"cache"`
 }
 
-// BlocksInfo counts them; the array lists those that are not FREE.
+// BlocksInfo counts them; the array holds a BlockEntry for each that is not FREE.
 type BlocksInfo struct {
 	Total     uint32 `json:"total"`
 	Leased    uint32 `json:"leased"`
@@ -102,7 +102,7 @@ type PushInfo struct {
 	Transfer   uint64 `json:"transfer"`
 	TransferID string `json:"transfer_id"` // 32 hex digits, in traces and logs of both nodes
 	TraceID    string `json:"trace_id"`    // of the trace that the transfer belongs to
-	ParentID   string `json:"parent_id"`   // the parent for the client's span; absent: it is the root
+	ParentID   string `json:"parent_id"`   // the parent for the client's span; empty: it is the root
 	Sampled    bool   `json:"sampled"`
 }
 

@@ -73,7 +73,8 @@ func ParseTicket(s string) (*Ticket, error) {
 	return &t, nil
 }
 
+// isHex accepts lower case only: ids are compared as strings, so each has one spelling.
 func isHex(s string, n int) bool {
 	b, err := hex.DecodeString(s)
-	return err == nil && len(b) == n
+	return err == nil && len(b) == n && s == strings.ToLower(s)
 }

@@ -1,0 +1,162 @@
+package wire
+
+import (
+	"bytes"
+
+	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/xfer/layout"
+)
+
+const (
+	sampleEpoch       = "00112233445566778899aabbccddeeff"
+	sampleLease       = "1e000000000000000000000000000001"
+	sampleTransfer    = "7f000000000000000000000000000002"
+	sampleTrace       = "4bf92f3577b34da6a3ce929d0e0e4736"
+	sampleSpan        = "00f067aa0ba902b7"
+	sampleTraceparent = "00-" + sampleTrace + "-" + sampleSpan + "-01"
+)
+
+func sampleSecret() []byte { return bytes.Repeat([]byte{0xA5}, 16) }
+
+func sampleLayout() layout.Layout {
+	return layout.Layout{Layers: 30, KVHeads: 3, HeadDim: 64, DType: "float32", BlockTokens: 32, Order: layout.HND, TPRank: 1, TPSize: 2}
+}
+
+func sampleFault() *fault.Wire {
+	return fault.ToWire(&fault.Error{Code: fault.PeerLost, Op: "push", Peer: "prefill-0", Region: "kv", Field: "f",
+		Detail: "no frame for 3 s", MayHaveWritten: true})
+}
+
+func sampleBind() *Bind {
+	return &Bind{Lease: sampleLease, Secret: sampleSecret(), Transfer: sampleTransfer, Attempt: 1, Model: "smollm2",
+		Revision: "r1", Compat: "fp32", Layout: sampleLayout(), Blocks: 3, RemainingMillis: 29_500, Traceparent: sampleTraceparent}
+}
+
+// wireStructs lists every JSON body and every object inside one, with the sections of docs/protocol.md that give its
+// fields. TestWireStructsAreListed holds the list complete.
+var wireStructs = []struct {
+	new     func() any
+	section []string
+}{
+	{func() any { return &Hello{} }, []string{"HELLO and HELLO_OK"}},
+	{func() any { return &fault.Wire{} }, []string{"ERROR"}},
+	{func() any { return &layout.Layout{} }, []string{"Layout object"}},
+	{func() any { return &RegisterRegion{} }, []string{"REGISTER_REGION"}},
+	{func() any { return &RegionInfo{} }, []string{"REGISTER_REGION"}},
+	{func() any { return &DeregisterRegion{} }, []string{"DEREGISTER_REGION"}},
+	{func() any { return &RegisterCache{} }, []string{"REGISTER_CACHE"}},
+	{func() any { return &CacheInfo{} }, []string{"REGISTER_CACHE"}},
+	{func() any { return &DropCache{} }, []string{"DROP_CACHE"}},
+	{func() any { return &BlocksQuery{} }, []string{"BLOCKS"}},
+	{func() any { return &BlocksInfo{} }, []string{"BLOCKS"}},
+	{func() any { return &Evict{} }, []string{"EVICT"}},
+	{func() any { return &LeaseRequest{} }, []string{"LEASE"}},
+	{func() any { return &LeaseInfo{} }, []string{"LEASE"}},
+	{func() any { return &Revoke{} }, []string{"REVOKE"}},
+	{func() any { return &PushRequest{} }, []string{"PUSH"}},
+	{func() any { return &PushInfo{} }, []string{"PUSH"}},
+	{func() any { return &PushFinish{} }, []string{"PUSH_FINISH"}},
+	{func() any { return &PushCancel{} }, []string{"PUSH_CANCEL"}},
+	{func() any { return &LeaseEvent{} }, []string{"EVENT_LEASE"}},
+	{func() any { return &TransferEvent{} }, []string{"EVENT_TRANSFER"}},
+	{func() any { return &Released{} }, []string{"EVENT_RELEASED"}},
+	{func() any { return &Spans{} }, []string{"SPANS"}},
+	{func() any { return &ClientSpan{} }, []string{"SPANS"}},
+	{func() any { return &ClientSpanEvent{} }, []string{"SPANS"}},
+	{func() any { return &Status{} }, []string{"STATUS"}},
+	{func() any { return &Bind{} }, []string{"BIND"}},
+	{func() any { return &Bound{} }, []string{"BIND"}},
+	{func() any { return &Fin{} }, []string{"FIN"}},
+	{func() any { return &Abort{} }, []string{"ABORT"}},
+	{func() any { return &Done{} }, []string{"DONE"}},
+	{func() any { return &Ended{} }, []string{"ENDED"}},
+	{func() any { return &Ticket{} }, []string{"Tickets"}},
+	{func() any { return &TicketGrant{} }, []string{"Tickets"}},
+}
+
+// golden is one frame of version 1 as it must stay.
+type golden struct {
+	name  string // of its file
+	frame Frame
+	body  any // what the JSON decodes to; nil: none
+}
+
+func goldenCases() []golden {
+	var out []golden
+	add := func(name string, kind Kind, request uint64, body any, array []byte) *golden {
+		f, err := NewFrame(kind, request, body, array)
+		if err != nil {
+			panic(err)
+		}
+		out = append(out, golden{name: name, frame: f, body: body})
+		return &out[len(out)-1]
+	}
+	noReply := func(name string, kind Kind, body any, array []byte) {
+		add(name, kind, 0, body, array).frame.Flags = FlagNoReply
+	}
+	blocks := AppendU32s(nil, []uint32{4, 1, 9})
+	note := []byte("first token")
+
+	add("hello", KindHello, 1, &Hello{MinVersion: 1, MaxVersion: 1, Tenant: "default", Software: "example 1.0",
+		Process: "decode", Pid: 4242}, nil)
+	add("hello_ok", KindHelloOK, 1, &Hello{MinVersion: 1, MaxVersion: 1, Version: 1, Tenant: "default", Software: "kvxfer 0.1.0",
+		Node: "decode-0", Epoch: sampleEpoch, BootID: "5f0c8f0e-0001-4c1b-9d70-1b8a6a0c0a11"}, nil)
+	add("hello_peer", KindHello, 1, &Hello{MinVersion: 1, MaxVersion: 2, Required: []string{"a"}, Optional: []string{"b"},
+		Tenant: "default", Software: "kvxfer 0.1.0", Node: "prefill-0", Epoch: sampleEpoch, WantNode: "decode-0",
+		WantEpoch: sampleEpoch, Providers: []string{"tcp"}}, nil)
+	add("hello_ok_peer", KindHelloOK, 1, &Hello{MinVersion: 1, MaxVersion: 1, Version: 1, Tenant: "default", Node: "decode-0",
+		Epoch: sampleEpoch, Provider: "tcp", Reason: "the only one on both sides", Params: sampleSecret()}, nil)
+	add("error", KindError, 7, sampleFault(), nil)
+	add("error_connection", KindError, 0, fault.ToWire(violation("magic", "not a kvxfer frame")), nil)
+	add("ping", KindPing, 8, nil, nil)
+	add("ok_ping", KindOK, 8, nil, nil)
+
+	add("register_region", KindRegisterRegion, 2, &RegisterRegion{Name: "kv", ID: sampleLease, Kind: RegionMemfd, Size: 1 << 30}, nil).frame.FDs = 1
+	add("ok_register_region", KindOK, 2, &RegionInfo{Region: 1, MemoryKind: "host"}, nil)
+	add("deregister_region", KindDeregisterRegion, 3, &DeregisterRegion{Region: 1}, nil)
+	add("register_cache", KindRegisterCache, 4, &RegisterCache{Name: "decode-0", Region: 1, Model: "smollm2", Revision: "r1",
+		Compat: "fp32", Layout: sampleLayout(), NumBlocks: 728}, AppendVouches(nil, []Vouch{{Block: 4, Generation: 11}, {Block: 9, Generation: 12}}))
+	add("ok_register_cache", KindOK, 4, &CacheInfo{Cache: 1, BlockBytes: 1_474_560}, AppendU32s(nil, []uint32{4}))
+	add("drop_cache", KindDropCache, 5, &DropCache{Cache: 1}, nil)
+	add("blocks", KindBlocks, 6, &BlocksQuery{Cache: 1}, nil)
+	add("ok_blocks", KindOK, 6, &BlocksInfo{Total: 728, Leased: 1, Committed: 1, Revoking: 1, Held: 1}, AppendBlockEntries(nil, []BlockEntry{
+		{Block: 1, State: StateLeased, Generation: 13}, {Block: 4, State: StateCommitted, Generation: 11},
+		{Block: 5, State: StateRevoking}, {Block: 9, State: StateHeld}}))
+	add("evict", KindEvict, 9, &Evict{Cache: 1}, blocks)
+	add("lease", KindLease, 10, &LeaseRequest{Cache: 1, Mode: ModeWrite, TTLMillis: 30_000, Traceparent: sampleTraceparent}, blocks)
+	add("ok_lease", KindOK, 10, &LeaseInfo{Lease: 5, Ticket: sampleTicket().String(), Generation: 13}, nil)
+	add("revoke", KindRevoke, 11, &Revoke{Lease: 5}, nil)
+	add("push", KindPush, 12, &PushRequest{Cache: 2, Ticket: sampleTicket().String(), TimeoutMillis: 30_000, Layerwise: true,
+		Traceparent: sampleTraceparent, SpanID: sampleSpan}, blocks)
+	add("ok_push", KindOK, 12, &PushInfo{Transfer: 6, TransferID: sampleTransfer, TraceID: sampleTrace, ParentID: sampleSpan, Sampled: true}, nil)
+	noReply("push_layer", KindPushLayer, nil, AppendLayerPart(nil, LayerPart{Transfer: 6, Layer: 29, First: 1, Count: 2}))
+	noReply("push_finish", KindPushFinish, &PushFinish{Transfer: 6}, note)
+	noReply("push_cancel", KindPushCancel, &PushCancel{Transfer: 6}, nil)
+	add("event_layers", KindEventLayers, 0, nil, AppendLayersVisible(nil, LayersVisible{Lease: 5, Layers: []uint32{0, 1}}))
+	add("event_lease", KindEventLease, 0, &LeaseEvent{Lease: 5, TransferID: sampleTransfer, Peer: "prefill-0", Provider: "tcp",
+		Bytes: 4_423_680, Generation: 13}, note)
+	add("event_lease_failed", KindEventLease, 0, &LeaseEvent{Lease: 5, Bytes: 100, Error: sampleFault()}, nil)
+	add("event_transfer", KindEventTransfer, 0, &TransferEvent{Transfer: 6, TransferID: sampleTransfer, Peer: "decode-0",
+		Provider: "tcp", Reason: "the only one on both sides", Blocks: 3, Bytes: 4_423_680, Released: true,
+		FirstNanos: 1_000_000, LastNanos: 9_000_000, BusyNanos: 7_000_000}, nil)
+	add("event_transfer_failed", KindEventTransfer, 0, &TransferEvent{Transfer: 6, TransferID: sampleTransfer, Blocks: 3, Error: sampleFault()}, nil)
+	add("event_released", KindEventReleased, 0, &Released{Transfer: 6}, nil)
+	noReply("spans", KindSpans, &Spans{Spans: []ClientSpan{{TraceID: sampleTrace, SpanID: sampleSpan, ParentID: "0000000000000001",
+		Name: "kvxfer.push", StartNanos: 1_700_000_000_000_000_000, EndNanos: 1_700_000_000_100_000_000,
+		Attributes: map[string]any{"kvxfer.blocks": "3"}, Events: []ClientSpanEvent{{Name: "layer 0", Nanos: 1_700_000_000_000_000_001}},
+		Error: "PeerLost"}}}, nil)
+	add("status", KindStatus, 13, nil, nil)
+	add("ok_status", KindOK, 13, &Status{Node: "decode-0", Epoch: sampleEpoch, Version: "0.1.0", PeerAddr: "[::1]:7420",
+		HTTPAddr: "[::1]:7421", Providers: []string{"tcp"}, Draining: true, Registry: true, Nodes: []string{"decode-0", "prefill-0"},
+		Clients: 1, Leases: 2, Transfers: 3}, nil)
+
+	add("bind", KindBind, 2, sampleBind(), nil)
+	add("ok_bind", KindOK, 2, &Bound{Handle: 1, Key: 77, Layout: sampleLayout(), NumBlocks: 728, RemainingMillis: 28_000,
+		Traceparent: sampleTraceparent}, blocks)
+	noReply("fin", KindFin, &Fin{Handle: 1, Pieces: 90}, note)
+	noReply("abort", KindAbort, &Abort{Handle: 1, Error: sampleFault()}, nil)
+	noReply("done", KindDone, &Done{Handle: 1, Bytes: 4_423_680}, nil)
+	noReply("ended", KindEnded, &Ended{Handle: 1, Error: sampleFault()}, nil)
+	noReply("bye", KindPeerBye, nil, nil)
+	return out
+}
