@@ -8,6 +8,8 @@ import (
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/kvxfer/kvxfer/internal/telemetry/attr"
 )
 
 // maxClientProcesses bounds the tracers kept for client processes; above it they are made anew, which costs time
@@ -67,7 +69,7 @@ func (t *Telemetry) clientTracer(p clientProcess) trace.Tracer {
 	}
 	provider := t.newProvider(resource.NewSchemaless(attrs...),
 		sdktrace.WithIDGenerator(presetGenerator{}), sdktrace.WithSampler(sdktrace.AlwaysSample()))
-	tr := provider.Tracer(ClientScope, trace.WithInstrumentationVersion(t.version))
+	tr := provider.Tracer(attr.ClientScope, trace.WithInstrumentationVersion(t.version))
 	t.clients[p] = tr
 	return tr
 }

@@ -13,15 +13,17 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
+
+	"github.com/kvxfer/kvxfer/internal/telemetry/attr"
 )
 
 func sampleSpan() ClientSpan {
 	const at = 1_700_000_000_000_000_000
 	return ClientSpan{
-		TraceID: "4bf92f3577b34da6a3ce929d0e0e4736", SpanID: "00f067aa0ba902b7", Name: SpanClientWrite,
+		TraceID: "4bf92f3577b34da6a3ce929d0e0e4736", SpanID: "00f067aa0ba902b7", Name: attr.SpanClientWrite,
 		StartUnixNano: at, EndUnixNano: at + 5_000_000, Service: "python-sdk", PID: 42,
 		Attributes: Attributes{"kvxfer.cache": "c", "kvxfer.bytes": 7, "f": 0.5, "b": true},
-		Events:     []ClientEvent{{Name: EventLayer, UnixNano: at + 1, Attributes: Attributes{"kvxfer.layer": int64(3)}}},
+		Events:     []ClientEvent{{Name: attr.EventLayer, UnixNano: at + 1, Attributes: Attributes{"kvxfer.layer": int64(3)}}},
 	}
 }
 
@@ -83,7 +85,7 @@ func TestManyEventsAreKept(t *testing.T) {
 	s := sampleSpan()
 	s.Events = make([]ClientEvent, MaxClientEvents)
 	for i := range s.Events {
-		s.Events[i] = ClientEvent{Name: EventLayer, UnixNano: s.StartUnixNano}
+		s.Events[i] = ClientEvent{Name: attr.EventLayer, UnixNano: s.StartUnixNano}
 	}
 	require.NoError(t, tel.RecordClientSpan(s))
 	shutdown(t, tel)

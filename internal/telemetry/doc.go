@@ -13,7 +13,7 @@
 // names (names.go) and attribute keys (attributes.go).
 //
 // Spans are per operation, layer or provider batch, never per block: their number must not grow with the number
-// of blocks, and MaxBatchSpans bounds those of one transfer.
+// of blocks, and attr.MaxBatchSpans bounds those of one transfer.
 //
 // Invariants, each with the test that holds it:
 //   - without a wish for tracing nothing is started: TestOffStartsNothing

@@ -18,6 +18,8 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
+
+	"github.com/kvxfer/kvxfer/internal/telemetry/attr"
 )
 
 const (
@@ -71,7 +73,7 @@ func Start(ctx context.Context, opt Options) (*Telemetry, error) {
 	if opt.ServiceName == "" {
 		opt.ServiceName = "kvxfer"
 	}
-	off := &Telemetry{tracer: noop.NewTracerProvider().Tracer(Scope)}
+	off := &Telemetry{tracer: noop.NewTracerProvider().Tracer(attr.Scope)}
 	env, err := fromEnvironment(os.Getenv)
 	if err != nil {
 		return nil, err
@@ -90,7 +92,7 @@ func Start(ctx context.Context, opt Options) (*Telemetry, error) {
 
 	t := &Telemetry{version: opt.Version, dropAll: env.dropAll, clients: map[clientProcess]trace.Tracer{}}
 	if opt.NodeName != "" {
-		t.node = append(t.node, KeyNode.String(opt.NodeName))
+		t.node = append(t.node, attr.KeyNode.String(opt.NodeName))
 	}
 	if host, err := os.Hostname(); err == nil {
 		t.node = append(t.node, keyHostName.String(host))
@@ -127,7 +129,7 @@ func Start(ctx context.Context, opt Options) (*Telemetry, error) {
 		}
 	}
 	t.provider = t.newProvider(res)
-	t.tracer = t.provider.Tracer(Scope, trace.WithInstrumentationVersion(opt.Version))
+	t.tracer = t.provider.Tracer(attr.Scope, trace.WithInstrumentationVersion(opt.Version))
 	opt.Logger.Info("tracing is on", "otlp", env.otlp, "otlp_grpc", env.grpc, "otlp_endpoint", env.endpoint, "trace_file", opt.TraceFile)
 	return t, nil
 }

@@ -20,6 +20,8 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/kvxfer/kvxfer/internal/telemetry/attr"
 )
 
 // bound is generous: it ends a test that hangs and says nothing about speed.
@@ -59,7 +61,7 @@ func TestOffStartsNothing(t *testing.T) {
 
 			ctx, err := ContextWithRemote(t.Context(), sampleParent, "")
 			require.NoError(t, err)
-			ctx, span := tel.Tracer().Start(ctx, SpanPush)
+			ctx, span := tel.Tracer().Start(ctx, attr.SpanPush)
 			assert.False(t, span.IsRecording())
 			tp, _ := Carry(ctx)
 			assert.Equal(t, sampleParent, tp, "the caller's context is passed on though nothing is recorded here")
@@ -157,11 +159,11 @@ func TestExportByOTLP(t *testing.T) {
 			t.Setenv("OTEL_SERVICE_NAME", "renamed")
 			path := filepath.Join(t.TempDir(), "both.jsonl")
 			tel := start(t, Options{NodeName: "n1", TraceFile: path})
-			_, span := tel.Tracer().Start(t.Context(), SpanPush)
+			_, span := tel.Tracer().Start(t.Context(), attr.SpanPush)
 			span.End()
 			require.NoError(t, tel.RecordClientSpan(sampleSpan()))
 			shutdown(t, tel)
-			assert.Equal(t, map[string]string{SpanPush: "renamed", SpanClientWrite: "python-sdk"}, c.names())
+			assert.Equal(t, map[string]string{attr.SpanPush: "renamed", attr.SpanClientWrite: "python-sdk"}, c.names())
 			lines, err := os.ReadFile(path)
 			require.NoError(t, err)
 			assert.Contains(t, string(lines), `"name":"push"`, "both exporters are on together")
@@ -179,7 +181,7 @@ func TestShutdownDoesNotWaitForAHungCollector(t *testing.T) {
 	log := &lockedBuffer{}
 	tel, err := Start(t.Context(), Options{TraceFile: path, Logger: slog.New(slog.NewJSONHandler(log, nil))})
 	require.NoError(t, err)
-	_, span := tel.Tracer().Start(t.Context(), SpanPush)
+	_, span := tel.Tracer().Start(t.Context(), attr.SpanPush)
 	span.End()
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()

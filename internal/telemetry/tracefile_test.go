@@ -24,6 +24,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
+
+	"github.com/kvxfer/kvxfer/internal/telemetry/attr"
 )
 
 func sampleOTLP() []*tracepb.ResourceSpans {
@@ -36,7 +38,7 @@ func sampleOTLP() []*tracepb.ResourceSpans {
 	traceID, _ := hex.DecodeString("5b8efff798038103d269b633813fc60c")
 	return []*tracepb.ResourceSpans{{
 		Resource: &resourcepb.Resource{Attributes: []*commonpb.KeyValue{str("service.name", "kvxfer")}},
-		ScopeSpans: []*tracepb.ScopeSpans{{Scope: &commonpb.InstrumentationScope{Name: Scope}, Spans: []*tracepb.Span{{
+		ScopeSpans: []*tracepb.ScopeSpans{{Scope: &commonpb.InstrumentationScope{Name: attr.Scope}, Spans: []*tracepb.Span{{
 			TraceId: traceID, SpanId: []byte{0xee, 0xe1, 0x9b, 0x7e, 0xc3, 0xc1, 0xb1, 0x74}, ParentSpanId: []byte{0xee, 0xe1, 0x9b, 0x7e, 0xc3, 0xc1, 0xb1, 0x73},
 			Name: "batch", Kind: tracepb.Span_SPAN_KIND_INTERNAL, StartTimeUnixNano: 1544712660000000000, EndTimeUnixNano: 1544712661000000000,
 			Attributes: []*commonpb.KeyValue{num("kvxfer.layer", 3), str("kvxfer.peer", "a \"b\"\n<c>")},
@@ -96,8 +98,8 @@ func TestTraceFileLines(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, os.FileMode(0o600), st.Mode().Perm())
 
-	ctx, parent := tel.Tracer().Start(t.Context(), SpanPush)
-	_, child := tel.Tracer().Start(ctx, SpanBatch, trace.WithAttributes(KeyLayer.Int(4)))
+	ctx, parent := tel.Tracer().Start(t.Context(), attr.SpanPush)
+	_, child := tel.Tracer().Start(ctx, attr.SpanBatch, trace.WithAttributes(attr.KeyLayer.Int(4)))
 	child.End()
 	parent.End()
 	// The file is readable while open, without a shutdown.
@@ -122,14 +124,14 @@ func TestShutdownFlushesTheTraceFile(t *testing.T) {
 	tel := start(t, Options{TraceFile: path})
 	const n = 1500 // more than one batch
 	for range n {
-		_, s := tel.Tracer().Start(t.Context(), SpanBatch)
+		_, s := tel.Tracer().Start(t.Context(), attr.SpanBatch)
 		s.End()
 	}
 	shutdown(t, tel)
 	b, err := os.ReadFile(path)
 	require.NoError(t, err)
 	assert.Equal(t, n, strings.Count(string(b), `"name":"batch"`))
-	_, s := tel.Tracer().Start(t.Context(), SpanBatch)
+	_, s := tel.Tracer().Start(t.Context(), attr.SpanBatch)
 	s.End()
 	require.NoError(t, tel.RecordClientSpan(sampleSpan()), "late spans are dropped")
 }

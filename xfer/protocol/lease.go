@@ -103,6 +103,9 @@ func (l *Lease) Phase() LeasePhase { return l.phase }
 // Deadline returns when the lease ends by itself, on the owner's clock.
 func (l *Lease) Deadline() rdma.Instant { return l.deadline }
 
+// GrantDeadline returns the deadline that the lease was granted with; a bind may have brought it forward.
+func (l *Lease) GrantDeadline() rdma.Instant { return l.ownDeadline }
+
 // Outcome is why the lease ended or is ending: 0 for committed.
 func (l *Lease) Outcome() fault.Code { return l.outcome }
 

@@ -22,6 +22,9 @@ const (
 // ReleaseGrace is how long a failed push waits for its cancelled operations before it reports "held".
 const ReleaseGrace = rdma.Instant(50 * time.Millisecond)
 
+// ReasonGrace is how long a push whose window vanished waits for the target's word on why.
+const ReasonGrace = rdma.Instant(2 * time.Second)
+
 // PushEventKind tells push events apart.
 type PushEventKind uint8
 
@@ -95,6 +98,7 @@ type Push struct {
 	detail         string // of an InvalidArgument: what is allowed
 	reported       bool
 	reportBy       rdma.Instant
+	awaiting       bool // of the target's reason: its window vanished under an operation
 }
 
 // NewPush makes the machine of a transfer of `blocks` blocks in `layers` layers.
@@ -126,6 +130,10 @@ func (p *Push) Step(out []PushEffect, e PushEvent) []PushEffect {
 		return p.onBound(out, live)
 	case PushTick:
 		if p.phase == PushClosing && !p.reported && e.Now >= p.reportBy {
+			p.awaiting = false
+			if p.outstanding == 0 {
+				return p.released(out)
+			}
 			p.reported = true
 			out = append(out, PushEffect{Kind: PushResult, Code: p.code, Wrote: p.mayHaveWritten(), Detail: p.detail})
 		}
@@ -134,6 +142,7 @@ func (p *Push) Step(out []PushEffect, e PushEvent) []PushEffect {
 	if !live {
 		if e.Kind == PushPeerEnded || e.Kind == PushPeerLost {
 			p.peerOver = true
+			return p.reason(out, e)
 		}
 		return out
 	}
@@ -228,7 +237,7 @@ func (p *Push) completion(out []PushEffect, e PushEvent) []PushEffect {
 	p.wrote = p.wrote || e.Wrote || e.Code == 0
 	switch {
 	case p.phase == PushClosing:
-		if p.outstanding == 0 {
+		if p.outstanding == 0 && !p.awaiting {
 			out = p.released(out)
 		}
 		return out
@@ -248,13 +257,34 @@ func (p *Push) complete(out []PushEffect) []PushEffect {
 	return append(out, PushEffect{Kind: PushSendFin})
 }
 
-func (p *Push) fail(out []PushEffect, now rdma.Instant, code fault.Code) []PushEffect {
-	p.phase, p.code, p.early = PushClosing, code, nil
-	if p.outstanding == 0 {
+// reason takes the target's word on why its window vanished.
+func (p *Push) reason(out []PushEffect, e PushEvent) []PushEffect {
+	if !p.awaiting {
+		return out
+	}
+	p.awaiting = false
+	if e.Kind == PushPeerEnded {
+		p.code = e.Code
+	}
+	if p.phase == PushClosing && p.outstanding == 0 {
 		return p.released(out)
 	}
+	return out
+}
+
+func (p *Push) fail(out []PushEffect, now rdma.Instant, code fault.Code) []PushEffect {
+	p.phase, p.code, p.early = PushClosing, code, nil
 	p.reportBy = now + ReleaseGrace
-	return append(out, PushEffect{Kind: PushCancelOps, Code: code}, PushEffect{Kind: PushTickAt, At: p.reportBy})
+	if code == fault.StaleKey && !p.peerOver {
+		p.awaiting, p.reportBy = true, now+ReasonGrace
+	}
+	if p.outstanding == 0 && !p.awaiting {
+		return p.released(out)
+	}
+	if p.outstanding > 0 {
+		out = append(out, PushEffect{Kind: PushCancelOps, Code: code})
+	}
+	return append(out, PushEffect{Kind: PushTickAt, At: p.reportBy})
 }
 
 // released ends a failed push: nothing of it is in flight, so ABORT may be said and the blocks are reusable.

@@ -112,3 +112,26 @@ func TestDoneOutOfPlaceDropsTheLink(t *testing.T) {
 	out := steps(p, bound, protocol.PushEvent{Kind: protocol.PushDone})
 	assert.Equal(t, protocol.PushViolation, out[0].Kind)
 }
+
+func TestVanishedWindowWaitsForItsReason(t *testing.T) {
+	stale := protocol.PushEvent{Kind: protocol.PushCompletion, Count: 1, Code: fault.StaleKey}
+
+	p := protocol.NewPush(1, 2, 1<<60)
+	steps(p, bound, layer(0, 0, 1), layer(0, 1, 1))
+	out := steps(p, stale)
+	require.Len(t, out, 2)
+	assert.Equal(t, protocol.PushCancelOps, out[0].Kind)
+	assert.Empty(t, steps(p, stale))
+	out = steps(p, protocol.PushEvent{Kind: protocol.PushPeerEnded, Code: fault.LeaseRevoked})
+	require.Len(t, out, 2)
+	assert.Equal(t, fault.LeaseRevoked, out[1].Code)
+	assert.True(t, out[1].Released)
+
+	p = protocol.NewPush(1, 1, 1<<60)
+	steps(p, bound, layer(0, 0, 1))
+	out = steps(p, stale)
+	require.Len(t, out, 1)
+	out = steps(p, protocol.PushEvent{Kind: protocol.PushTick, Now: out[0].At})
+	assert.Equal(t, fault.StaleKey, out[len(out)-1].Code, "the reason never came")
+	assert.Equal(t, protocol.PushEnded, p.Phase())
+}

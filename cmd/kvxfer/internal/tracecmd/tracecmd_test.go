@@ -14,6 +14,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/kvxfer/kvxfer/internal/telemetry"
+	"github.com/kvxfer/kvxfer/internal/telemetry/attr"
 	"github.com/kvxfer/kvxfer/internal/traceview"
 )
 
@@ -29,18 +30,18 @@ func record(t *testing.T) (source, target, id string) {
 	require.NoError(t, err)
 	ctx, err := telemetry.ContextWithRemote(t.Context(), "00-"+id+"-00f067aa0ba902b7-01", "")
 	require.NoError(t, err)
-	ctx, push := a.Tracer().Start(ctx, telemetry.SpanPush)
-	_, batch := a.Tracer().Start(ctx, telemetry.SpanBatch, trace.WithAttributes(telemetry.KeyLayer.Int(7)))
+	ctx, push := a.Tracer().Start(ctx, attr.SpanPush)
+	_, batch := a.Tracer().Start(ctx, attr.SpanBatch, trace.WithAttributes(attr.KeyLayer.Int(7)))
 	batch.SetStatus(codes.Error, "PeerLost")
 	batch.End()
 	remote, state := telemetry.Carry(ctx)
 	there, err := telemetry.ContextWithRemote(t.Context(), remote, state)
 	require.NoError(t, err)
-	_, commit := b.Tracer().Start(there, telemetry.SpanCommit)
+	_, commit := b.Tracer().Start(there, attr.SpanCommit)
 	commit.End()
 	push.End()
 	require.Equal(t, id, push.SpanContext().TraceID().String())
-	require.NoError(t, a.RecordClientSpan(telemetry.ClientSpan{TraceID: id, SpanID: "00f067aa0ba902b7", Name: telemetry.SpanClientWrite,
+	require.NoError(t, a.RecordClientSpan(telemetry.ClientSpan{TraceID: id, SpanID: "00f067aa0ba902b7", Name: attr.SpanClientWrite,
 		StartUnixNano: 1_700_000_000_000_000_000, EndUnixNano: 1_700_000_000_100_000_000, Service: "python-sdk", PID: 9}))
 	require.NoError(t, a.Shutdown(t.Context()))
 	require.NoError(t, b.Shutdown(t.Context()))

@@ -1,4 +1,4 @@
-package telemetry
+package attr
 
 import "go.opentelemetry.io/otel/attribute"
 
@@ -18,6 +18,7 @@ const (
 	KeyBytes          = attribute.Key("kvxfer.bytes")
 	KeyPieces         = attribute.Key("kvxfer.pieces")
 	KeyBatches        = attribute.Key("kvxfer.batches")
+	KeyRanges         = attribute.Key("kvxfer.ranges")
 	KeyResult         = attribute.Key("kvxfer.result")
 	KeyMayHaveWritten = attribute.Key("kvxfer.may_have_written")
 	KeyEpoch          = attribute.Key("kvxfer.epoch")
@@ -44,8 +45,9 @@ var KeyTable = []KeyDoc{
 	{KeyLayers, attribute.INT64, "How many layers the span covers, where it is not one."},
 	{KeyBlocks, attribute.INT64, "How many blocks the span covers."},
 	{KeyBytes, attribute.INT64, "Payload bytes, without headers."},
-	{KeyPieces, attribute.INT64, "How many distinct pieces (contiguous target ranges)."},
+	{KeyPieces, attribute.INT64, "How many distinct (layer, block) pieces."},
 	{KeyBatches, attribute.INT64, "On `push`: how many provider batches, also those above the cap of `batch` spans."},
+	{KeyRanges, attribute.INT64, "On `plan`: scatter-list ranges after neighbours were merged."},
 	{KeyResult, attribute.STRING, "`DONE`, or the name of the failure as in docs/errors.md."},
 	{KeyMayHaveWritten, attribute.BOOL, "On a failure: whether target bytes may have been changed."},
 	{KeyEpoch, attribute.STRING, "The target node's epoch (its incarnation)."},

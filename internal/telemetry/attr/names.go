@@ -1,4 +1,4 @@
-package telemetry
+package attr
 
 // Scope is the instrumentation scope of the daemon's spans, ClientScope that of client spans.
 const (

@@ -1,6 +1,7 @@
-package telemetry
+package attr
 
 import (
+	"flag"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -14,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-const docsPath = "../../docs/tracing.md"
+const docsPath = "../../../docs/tracing.md"
 
 // TestDocsListKeysAndNames holds the tables in docs/tracing.md to KeyTable and SpanTable; -update rewrites them.
 func TestDocsListKeysAndNames(t *testing.T) {
@@ -58,7 +59,7 @@ func TestTablesAreWhole(t *testing.T) {
 		}
 		return n
 	}
-	assert.Equal(t, count("attributes.go", "Key"), len(KeyTable))
+	assert.Equal(t, count("keys.go", "Key"), len(KeyTable))
 	names, keys := map[string]bool{}, map[string]bool{}
 	for _, s := range SpanTable {
 		names[s.Name] = true
@@ -76,3 +77,5 @@ func TestNoKeyForSecrets(t *testing.T) {
 		assert.NotRegexp(t, `ticket|secret|token|password`, string(k.Key))
 	}
 }
+
+var update = flag.Bool("update", false, "rewrite the tables in docs/tracing.md")
