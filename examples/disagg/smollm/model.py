@@ -6,12 +6,15 @@ it is given the last prompt token and its position, never the prompt's activatio
 Why decode can find the first new token: what follows position p depends on the hidden state of position p,
 and in every layer that state sees earlier positions only through their K and V. Both are in the cache, so
 running the last prompt position alone, its query against the cached K and V, is the same computation that
-prefill did for that row. K and V of the last position are in the cache as well and are used from there, not
-recomputed, so decode is a function of (token, position, cache) and nothing else: two processes
-with the same cache bytes get the same bits. ``prefill`` multiplies matrices where ``decode`` multiplies vectors,
-and BLAS sums those in different orders, so the logits of the two agree to rounding (about 1e-4), not
-to the bit. Whether that can change the greedy token is told by ``Step.margin``, the distance of the two best
-logits: it must be well above the rounding. For bit-equal tokens compare decode with decode.
+prefill did for that row. K and V of the last position are in the cache as well and are used from there,
+not recomputed, so decode is a function of (token, position, cache) and nothing else: two processes on one
+machine, with the same number of BLAS threads and the same cache bytes, get the same bits.
+
+``prefill`` multiplies matrices where ``decode`` multiplies vectors, and BLAS sums those in different orders,
+so their logits for the last prompt position agree to rounding (SmolLM2: some 1e-5), not to the bit. Whether
+that can change the greedy token is told by ``Step.margin``, the distance of the two best logits: it must be
+well above the rounding. For bit-equal tokens compare decode with decode: the reference of a two-process run
+is ``prefill`` and then ``decode`` in one process, over ``local_cache``.
 """
 
 from __future__ import annotations
@@ -28,8 +31,8 @@ from .weights import Config, Weights
 Array = NDArray[np.float32]
 
 _QUERY_ROWS = 128
-"""Queries whose scores are computed at once in prefill. It bounds the memory for scores (heads x 128 x tokens)
-and skips most of what the causal mask would discard."""
+"""Queries whose scores are computed at once in prefill. It bounds the memory for scores to heads x 128 x
+tokens, and skips most of what the causal mask would discard."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class Llama:
 
     def __init__(self, weights: Weights) -> None:
         self.config: Config = weights.config
-        self._weights = weights
+        self.weights = weights
         half = np.arange(0, self.config.head_dim, 2, dtype=np.float64)
         self._frequencies = self.config.rope_base ** (-half / self.config.head_dim)
 
@@ -78,7 +81,7 @@ class Llama:
         request = Request(config, cache, blocks, n)
         rotary = self._rotary(0, n)
         x = self._embed(tokens)
-        for layer, w in enumerate(self._weights.layers):
+        for layer, w in enumerate(self.weights.layers):
             qkv = self._norm(x, w.attn_norm) @ w.qkv
             q, k, v = self._split(qkv)
             k = _rotate(k, *rotary)
@@ -100,11 +103,11 @@ class Llama:
     ) -> Iterator[Step]:
         """Continue greedily for ``count`` tokens, one ``Step`` each, computed as the caller asks for it.
 
-        ``token`` is the one at ``position`` (0-based), the last whose K and V are in the cache; positions 0 to
-        ``position`` are read, never written. The K and V of each new token except the last are appended, so
-        ``blocks`` needs room for ``position + count`` tokens. ``before_layer(l)`` is called during the first
-        step before layer l is first read: the place to wait for its arrival. ValueError where arguments do not
-        fit, at the call and not at the first step.
+        ``token`` is the one at ``position`` (0-based), the last whose K and V are in the cache; positions 0
+        to ``position`` are read, never written. The K and V of each new token except the last are appended,
+        so ``blocks`` needs room for ``position + count`` tokens. Generation does not stop at an end token.
+        ``before_layer(l)`` is called during the first step before layer l is first read: the place to wait
+        for its arrival. ValueError where arguments do not fit, at the call and not at the first step.
         """
         if count < 1:
             raise ValueError(f"count: {count} is below 1")
@@ -142,7 +145,7 @@ class Llama:
         rotary = self._rotary(position, position + 1)
         width = config.heads * config.head_dim
         x = self._embed([token])
-        for layer, w in enumerate(self._weights.layers):
+        for layer, w in enumerate(self.weights.layers):
             if before_layer is not None:
                 before_layer(layer)
             q, new_k, new_v = self._split(self._norm(x, w.attn_norm) @ w.qkv)
@@ -158,11 +161,13 @@ class Llama:
         ids = np.asarray(tokens)
         if ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= self.config.vocab:
             raise ValueError(f"tokens: an id is no integer in 0..{self.config.vocab - 1}")
-        return self._weights.embed[ids]
+        x: Array = self.weights.embed[ids]
+        return x
 
     def _norm(self, x: Array, weight: Array) -> Array:
         mean_square = np.mean(x * x, axis=-1, keepdims=True)
-        return x * (weight / np.sqrt(mean_square + np.float32(self.config.eps)))
+        out: Array = x * (weight / np.sqrt(mean_square + np.float32(self.config.eps)))
+        return out
 
     def _rotary(self, start: int, end: int) -> tuple[Array, Array]:
         """Cosines and sines of positions ``start`` to ``end`` - 1, both (tokens, head_dim / 2)."""
@@ -214,7 +219,7 @@ class Llama:
         return out
 
     def _head(self, x: Array) -> Step:
-        return Step(self._weights.head @ self._norm(x, self._weights.norm))
+        return Step(self.weights.head @ self._norm(x, self.weights.norm))
 
 
 def _rotate(x: Array, cos: Array, sin: Array) -> Array:

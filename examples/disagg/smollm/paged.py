@@ -1,8 +1,8 @@
 """One request's K and V in a cache of blocks.
 
-Terms: a *block* holds K and V of ``block_tokens`` positions in one layer. A request's *block table* lists its
-block ids in order, so position p lies in block ``blocks[p // block_tokens]``, row ``p % block_tokens``. Ids are
-arbitrary: neither sorted nor adjacent.
+Terms: a *block* holds K and V of ``block_tokens`` positions, in every layer under the same id. A request's
+*block table* lists its block ids in order, so position p lies in block ``blocks[p // block_tokens]``, row
+``p % block_tokens``. Ids are arbitrary: neither sorted nor adjacent.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Request:
             raise ValueError(f"order: {cache.order!r} is neither 'HND' nor 'NHD'")
         view = cache.heads_first(0)
         if view.ndim != 5 or view.dtype != np.float32 or view.shape[0] != 2:
-            raise ValueError(f"cache.layer(0): {view.dtype} {view.shape} is not float32 (2, num_blocks, ., ., .)")
+            raise ValueError(f"cache.layer(0): {view.dtype} {view.shape} is not float32 (2, num_blocks, ...)")
         _, num_blocks, kv_heads, self.block_tokens, head_dim = view.shape
         if (kv_heads, head_dim) != (config.kv_heads, config.head_dim):
             raise ValueError(

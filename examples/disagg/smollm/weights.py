@@ -87,7 +87,7 @@ class _Reader(GGUFReader):
     and a slice of ``numpy.memmap`` costs many times one of the base class: 2.0 s against 0.7 s.
     """
 
-    @property
+    @property  # type: ignore[override]  # a plain array offers all that the reader does with its map
     def data(self) -> NDArray[Any]:
         return self._plain
 
@@ -152,7 +152,7 @@ class Checkpoint:
         )
 
     def _rows(self, name: str, step: int) -> Iterator[tuple[int, Array]]:
-        """The tensor as float32, ``step`` rows of its first axis at a time, each with its first row's number."""
+        """The tensor as float32, ``step`` rows at a time, each time with the number of the first."""
         tensor = self._tensors[name]
         for start in range(0, len(tensor.data), step):
             yield start, dequantize(tensor.data[start : start + step], tensor.tensor_type)
@@ -202,5 +202,6 @@ def halves(matrix: Array, head_dim: int) -> Array:
     GGUF files of Llamas have the two numbers that a rotary angle turns side by side (0, 1, 2, 3, ...);
     engines keep them half a head apart (0, 2, ..., 1, 3, ...), and so does the cache of this demo.
     """
-    rows, columns = matrix.shape
-    return matrix.reshape(rows // head_dim, head_dim // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+    pairs = matrix.reshape(-1, head_dim // 2, 2, matrix.shape[1])
+    turned: Array = pairs.swapaxes(1, 2).reshape(matrix.shape)
+    return turned
