@@ -18,7 +18,9 @@ type TakeOver struct {
 type Directory interface {
 	// Announce claims n.Name for n.Epoch and keeps the claim with heartbeats until Close. It tries until ctx ends
 	// and then fails with RegistryUnavailable. NameTaken: another epoch holds the name. AlreadyExists: this
-	// directory announced a node before. InvalidArgument names the field. Format is set by the directory.
+	// directory announced a node before. InvalidArgument names the field. Format is set by the directory. A name is
+	// only as safe as the directory's memory: after it lost everything, a name is free until its owner's next
+	// heartbeat, and an owner that comes too late hears so from Err.
 	Announce(ctx context.Context, n Node, t TakeOver) error
 
 	// SetDraining changes the announced node's Draining and publishes it.

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -73,7 +74,7 @@ func TestPortTaken(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer func() { require.NoError(t, l.Close()) }()
-	var log bytes.Buffer
+	var log logText
 	_, err = embedded.Start(embedded.Options{StoreDir: t.TempDir(), Listen: l.Addr().String(), Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	require.ErrorIs(t, err, fault.ErrRegistryUnavailable)
 	assert.ErrorContains(t, err, "address already in use")
@@ -99,8 +100,26 @@ func TestBadOptions(t *testing.T) {
 	}
 }
 
+// logText is a log that may be read while the server goes on writing.
+type logText struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *logText) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logText) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
 func TestOpenListenerIsWarnedOf(t *testing.T) {
-	var log bytes.Buffer
+	var log logText
 	start(t, embedded.Options{Listen: "0.0.0.0:0", Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	assert.Contains(t, log.String(), "without credentials")
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -25,7 +27,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
 	beat = 200 * time.Millisecond
-	ttl  = 2 * time.Second
+	ttl  = 4 * time.Second // twenty heartbeats: a busy machine must not lose a node
 )
 
 // site is one registry: a server that can be killed and started again on its port.
@@ -119,7 +121,9 @@ func announce(t *testing.T, d registry.Directory, name string) registry.Node {
 
 func TestServerRestartedEmpty(t *testing.T) {
 	s := newSite(t)
-	a, b := s.Open(t), s.Open(t)
+	o := s.options()
+	o.TTL = rt.Wait // the grace, which no busy machine may outlast
+	a, b := s.open(t, o), s.open(t, o)
 	na := announce(t, a, "a")
 	require.NoError(t, a.PutCache(rt.Context(t), rt.NewCache("kv")))
 	v := b.View()
@@ -279,6 +283,37 @@ func TestExpiredClaimIsMadeAgain(t *testing.T) {
 		}, rt.Wait, 20*time.Millisecond)
 	}
 	rt.Sees(t, b.View(), na)
+}
+
+// lines counts log lines; the handler's own lock does not cover readers.
+type lines struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *lines) count(s string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.text.String(), s)
+}
+
+func TestGarbageIsLoggedOnce(t *testing.T) {
+	s := newSite(t)
+	var log lines
+	o := s.options()
+	o.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	d := s.open(t, o)
+	for range 3 {
+		s.PutRaw(t, "node.bad", []byte("{"))
+	}
+	rt.Sees(t, d.View(), announce(t, d, "after"))
+	assert.Equal(t, 1, log.count("registry entry ignored"))
 }
 
 func TestTwentyNodesConverge(t *testing.T) {

@@ -34,6 +34,7 @@ func Run(t *testing.T, start func(t *testing.T) Harness) {
 		"TwoClaimantsOneWins":        twoClaimants,
 		"TakeOver":                   takeOver,
 		"TakeOverOfAnotherEpoch":     takeOverRefused,
+		"TakeOverOfALiveNode":        takeOverReported,
 		"NameIsFreeAfterClose":       nameFree,
 		"DeadNodeVanishes":           deadNodeVanishes,
 		"Draining":                   draining,
@@ -191,6 +192,23 @@ func takeOverRefused(t *testing.T, h Harness) {
 	announce(t, a, NewNode("n"))
 	err := b.Announce(Context(t), NewNode("n"), registry.TakeOver{OldEpoch: registry.NewEpoch()})
 	require.ErrorIs(t, err, fault.ErrNameTaken)
+}
+
+// The caller vouched wrongly: the old process lives, and must hear that its name is gone.
+func takeOverReported(t *testing.T, h Harness) {
+	a, b := h.Open(t), h.Open(t)
+	old := announce(t, a, NewNode("n"))
+	n := NewNode("n")
+	require.NoError(t, b.Announce(Context(t), n, registry.TakeOver{OldEpoch: old.Epoch}))
+	select {
+	case err := <-a.Err():
+		require.ErrorIs(t, err, fault.ErrNameTaken)
+	case <-Context(t).Done():
+		require.FailNow(t, "the loss was not reported")
+	}
+	require.ErrorIs(t, a.SetDraining(Context(t), true), fault.ErrNameTaken)
+	require.NoError(t, a.Close(Context(t)))
+	Sees(t, b.View(), n)
 }
 
 func nameFree(t *testing.T, h Harness) {
