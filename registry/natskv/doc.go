@@ -9,13 +9,17 @@
 // A cache's key contains its node's epoch. Caches that a dead incarnation left are therefore never seen as the new
 // one's; nobody removes them, they expire by their own, longer time to live.
 //
+// A node that stops vanishes from every connected view one TTL after its last heartbeat, give or take the server's
+// second. When the directory lost its contents as well it takes up to three: one and a half until a watch that went
+// silent is replaced, one and a half for the grace.
+//
 // The bucket is made by whoever misses it. An administrator may make it beforehand (replicas, placement) as long as
 // it keeps a limit marker TTL, without which no watcher would hear of an expired node.
 //
 // Invariants, each with the test that holds it:
 //   - the contract of registry.Directory: TestConformance
 //   - an empty server on the same address gets every entry again, and no view empties itself meanwhile:
-//     TestServerRestartedEmpty
+//     TestServerRestartedEmpty, TestRestartDoesNotEmptyTheView
 //   - a bucket deleted under a live connection is made again and filled: TestBucketDeleted
 //   - a process that was stopped beyond its time to live takes back a free name and reports a taken one:
 //     TestTakenOver, TestExpiredClaimIsMadeAgain

@@ -206,14 +206,43 @@ func TestBucketDeleted(t *testing.T) {
 	rt.Sees(t, a.View(), nc)
 }
 
-// b announces nothing, so nothing but the silence tells it that its watch hangs on a bucket that is no more.
+// b announces nothing, so nothing but the silence tells it that its watch hangs on a bucket that is no more. The new
+// bucket's revisions start again below those that b has seen, so the client library waits for what never comes.
 func TestSilentWatchIsReplaced(t *testing.T) {
 	s := newSite(t)
 	b := s.Open(t)
-	js, _ := s.bucket(t)
+	js, kv := s.bucket(t)
+	for range 2000 {
+		_, err := kv.Put(rt.Context(t), "other.kind", nil)
+		require.NoError(t, err)
+	}
+	seen := rt.NewNode("seen")
+	seen.Format = registry.Format
+	raw, err := seen.Encode()
+	require.NoError(t, err)
+	_, err = kv.Put(rt.Context(t), seen.Key().String(), raw)
+	require.NoError(t, err)
+	rt.Sees(t, b.View(), seen)
 	require.NoError(t, js.DeleteKeyValue(rt.Context(t), natskv.DefaultBucket))
 	a := s.Open(t)
 	rt.Sees(t, b.View(), announce(t, a, "a"))
+	rt.Misses(t, b.View(), "seen")
+}
+
+// The node's owner died with the server, so that only the grace can keep it in the view.
+func TestRestartDoesNotEmptyTheView(t *testing.T) {
+	s := newSite(t)
+	o := s.options()
+	o.TTL = rt.Wait
+	a, b := s.open(t, o), s.open(t, o)
+	rt.Sees(t, b.View(), announce(t, a, "a"))
+	rt.Kill(a)
+	s.stop(t)
+	rt.Until(t, b.View(), "stale", func() bool { return !b.View().Connected() })
+	s.start(t)
+	rt.Until(t, b.View(), "connected", b.View().Connected)
+	_, ok := b.View().Node("a")
+	assert.True(t, ok)
 }
 
 // overwrite puts another node's claim in the place of n's.
