@@ -1,0 +1,426 @@
+package natskv
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/registry"
+)
+
+// claimTimeout bounds one attempt to write the node's entry, conflicts and a missing bucket included.
+const claimTimeout = 2 * requestTimeout
+
+// owner is what this process has to say in the directory.
+type owner struct {
+	announced bool
+	node      registry.Node
+	revision  uint64 // of our node entry as we last wrote it, 0: none that we know of
+	caches    map[string]*ownCache
+	dropped   map[string]time.Time // keys of withdrawn caches still to be removed, and when they are gone anyway
+	lost      error                // NameTaken, once another epoch holds our name
+	failing   bool                 // an outage was logged
+}
+
+// ownCache is one cache of this node.
+type ownCache struct {
+	key string
+	raw []byte
+	put time.Time // when it was last written, zero: to be written
+}
+
+// acquire takes the owner state; false when ctx ends first.
+func (d *Directory) acquire(ctx context.Context) bool {
+	select {
+	case d.lock <- struct{}{}:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (d *Directory) release() { <-d.lock }
+
+// begin takes the owner state for a call of the contract and says why the call is not allowed. On success the
+// returned context also ends with Close.
+func (d *Directory) begin(ctx context.Context, op string, announced bool) (context.Context, func(), error) {
+	if !d.acquire(ctx) {
+		return nil, nil, unavailable(ctx, op, ctx.Err())
+	}
+	var err error
+	switch o := &d.owner; {
+	case d.ctx.Err() != nil:
+		err = fault.New(fault.Closed, op, "the directory was closed")
+	case o.lost != nil:
+		err = o.lost
+	case announced && !o.announced:
+		err = fault.Invalid(op, "node", "no node is announced here: announce one first")
+	case !announced && o.announced:
+		err = &fault.Error{Code: fault.AlreadyExists, Op: op, Peer: o.node.Name, Detail: "this directory announced a node before"}
+	}
+	if err != nil {
+		d.release()
+		return nil, nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(d.ctx, cancel)
+	return ctx, func() { stop(); cancel(); d.release() }, nil
+}
+
+// Announce claims the node's name.
+func (d *Directory) Announce(ctx context.Context, n registry.Node, t registry.TakeOver) error {
+	const op = "announce"
+	n.Format = registry.Format
+	if err := n.Validate(); err != nil {
+		return atOp(op, err)
+	}
+	if t.OldEpoch != "" {
+		if err := registry.ValidateEpoch("old_epoch", t.OldEpoch); err != nil {
+			return atOp(op, err)
+		}
+	}
+	ctx, end, err := d.begin(ctx, op, false)
+	if err != nil {
+		return err
+	}
+	defer end()
+	o := &d.owner
+	o.node, o.revision = n, 0
+	for {
+		_, err = d.claim(ctx, t.OldEpoch)
+		if err == nil {
+			o.announced = true
+			return nil
+		}
+		if errors.Is(err, fault.ErrNameTaken) || errors.Is(err, fault.ErrInvalidArgument) {
+			return err
+		}
+		if !sleep(ctx, jitter(reconnectWait)) {
+			return unavailable(ctx, op, err)
+		}
+	}
+}
+
+// claim writes the node's entry where there is none, over our own last revision, over our own epoch (a write whose
+// answer was lost) and over oldEpoch. renewed says that an entry that we had was gone.
+func (d *Directory) claim(ctx context.Context, oldEpoch string) (renewed bool, err error) {
+	const op = "announce"
+	o := &d.owner
+	raw, err := o.node.Encode()
+	if err != nil {
+		return false, atOp(op, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, claimTimeout)
+	defer cancel()
+	key := o.node.Key().String()
+	for try := 0; ; try++ {
+		if try > 0 && !sleep(ctx, time.Duration(min(try, 10))*10*time.Millisecond) {
+			return renewed, ctx.Err()
+		}
+		var rev uint64
+		if o.revision != 0 {
+			rev, err = d.bucket.put(ctx, key, raw, d.opts.TTL, o.revision)
+		} else {
+			rev, err = d.bucket.create(ctx, key, raw, d.opts.TTL)
+		}
+		if err == nil {
+			o.revision = rev
+			return renewed, nil
+		}
+		if isBucketMissing(err) {
+			if err := d.bucket.open(ctx); err != nil {
+				return renewed, err
+			}
+			renewed, o.revision = o.revision != 0 || renewed, 0
+			continue
+		}
+		if !isConflict(err) {
+			return renewed, err
+		}
+		e, err := d.bucket.get(ctx, key)
+		if errors.Is(err, jetstream.ErrKeyNotFound) {
+			renewed, o.revision = o.revision != 0 || renewed, 0
+			continue
+		}
+		if err != nil {
+			return renewed, err
+		}
+		_, epoch, err := registry.DecodeClaim(e.Value())
+		switch {
+		case err != nil:
+			// Nobody's heartbeat looks like this, so it is no claim.
+			d.opts.Logger.Warn("registry entry replaced", "key", key, "error", err)
+		case epoch != o.node.Epoch && (epoch != oldEpoch || oldEpoch == ""):
+			return renewed, &fault.Error{Code: fault.NameTaken, Op: op, Peer: o.node.Name, Detail: "a node with another epoch holds this name"}
+		}
+		o.revision = e.Revision()
+	}
+}
+
+// SetDraining changes and publishes the node's Draining.
+func (d *Directory) SetDraining(ctx context.Context, draining bool) error {
+	const op = "set draining"
+	ctx, end, err := d.begin(ctx, op, true)
+	if err != nil {
+		return err
+	}
+	defer end()
+	d.owner.node.Draining = draining
+	return d.publishNode(ctx, op)
+}
+
+// PutCache publishes a cache of the announced node.
+func (d *Directory) PutCache(ctx context.Context, c registry.Cache) error {
+	const op = "put cache"
+	ctx, end, err := d.begin(ctx, op, true)
+	if err != nil {
+		return err
+	}
+	defer end()
+	o := &d.owner
+	for _, f := range [...]struct{ field, have, want string }{{"node", c.Node, o.node.Name}, {"epoch", c.Epoch, o.node.Epoch}} {
+		if f.have != "" && f.have != f.want {
+			return fault.Invalid(op, f.field, "%.80q: allowed is this node's, %q, or empty", f.have, f.want)
+		}
+	}
+	c.Format, c.Node, c.Epoch = registry.Format, o.node.Name, o.node.Epoch
+	raw, err := c.Encode()
+	if err != nil {
+		return atOp(op, err)
+	}
+	oc := &ownCache{key: c.Key().String(), raw: raw}
+	o.caches[c.Name] = oc
+	delete(o.dropped, oc.key)
+	if err := d.ready(op); err != nil {
+		return err
+	}
+	if err := d.putCache(ctx, oc); err != nil {
+		poke(d.beat)
+		return unavailable(ctx, op, err)
+	}
+	return nil
+}
+
+// DropCache withdraws a cache of the announced node.
+func (d *Directory) DropCache(ctx context.Context, name string) error {
+	const op = "drop cache"
+	ctx, end, err := d.begin(ctx, op, true)
+	if err != nil {
+		return err
+	}
+	defer end()
+	o := &d.owner
+	oc := o.caches[name]
+	if oc == nil {
+		return &fault.Error{Code: fault.NotFound, Op: op, Region: name, Detail: "this node has published no such cache"}
+	}
+	delete(o.caches, name)
+	o.dropped[oc.key] = time.Now().Add(d.cacheTTL())
+	if err := d.ready(op); err != nil {
+		return err
+	}
+	if err := d.dropCache(ctx, oc.key); err != nil {
+		poke(d.beat)
+		return unavailable(ctx, op, err)
+	}
+	return nil
+}
+
+// publishNode writes the node's entry now.
+func (d *Directory) publishNode(ctx context.Context, op string) error {
+	if err := d.ready(op); err != nil {
+		return err
+	}
+	if err := d.renew(ctx); err != nil {
+		if errors.Is(err, fault.ErrNameTaken) {
+			return err
+		}
+		return unavailable(ctx, op, err)
+	}
+	return nil
+}
+
+// ready answers at once while there is no connection; the heartbeat catches up later.
+func (d *Directory) ready(op string) error {
+	if !d.nc.IsConnected() {
+		return fault.New(fault.RegistryUnavailable, op, "not connected; it will be published when the registry is back")
+	}
+	return nil
+}
+
+func (d *Directory) cacheTTL() time.Duration { return cacheTTLs * d.opts.TTL }
+
+func (d *Directory) putCache(ctx context.Context, oc *ownCache) error {
+	if _, err := d.bucket.put(ctx, oc.key, oc.raw, d.cacheTTL(), 0); err != nil {
+		return err
+	}
+	oc.put = time.Now()
+	return nil
+}
+
+func (d *Directory) dropCache(ctx context.Context, key string) error {
+	if err := d.bucket.remove(ctx, key, 0); err != nil {
+		return err
+	}
+	delete(d.owner.dropped, key)
+	return nil
+}
+
+// renew writes the node's entry and notices what the directory lost and who took the name.
+func (d *Directory) renew(ctx context.Context) error {
+	o := &d.owner
+	renewed, err := d.claim(ctx, "")
+	if renewed {
+		// Whoever lost our entry lost more: everything is said again, and the view looks at it afresh.
+		for _, oc := range o.caches {
+			oc.put = time.Time{}
+		}
+		poke(d.beat)
+		poke(d.resync)
+		d.opts.Logger.Info("registry had lost this node's entry", "node", o.node.Name)
+	}
+	if errors.Is(err, fault.ErrNameTaken) {
+		o.lost = err
+		d.err <- err // has room: lost is set once
+		d.opts.Logger.Error("registry name was taken over", "node", o.node.Name)
+	}
+	return err
+}
+
+// heartbeat repeats the node's entry until Close.
+func (d *Directory) heartbeat() {
+	next := time.Now().Add(jitter(d.opts.Heartbeat))
+	timer := time.NewTimer(time.Until(next))
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+			d.repeat()
+			next = time.Now().Add(jitter(d.opts.Heartbeat))
+		case <-d.beat:
+			// Soon, but not at once: after a server's restart all nodes come here together.
+			if soon := time.Now().Add(rand.N(d.opts.Heartbeat/2 + 1)); soon.Before(next) {
+				next = soon
+			}
+		case <-d.ctx.Done():
+			return
+		}
+		timer.Reset(time.Until(next))
+	}
+}
+
+// repeat is one heartbeat: the node, then the caches that are due.
+func (d *Directory) repeat() {
+	if !d.nc.IsConnected() || !d.acquire(d.ctx) {
+		return
+	}
+	defer d.release()
+	o := &d.owner
+	if !o.announced || o.lost != nil {
+		return
+	}
+	err := d.renew(d.ctx)
+	if err == nil {
+		err = d.repeatCaches()
+	}
+	switch {
+	case d.ctx.Err() != nil || o.lost != nil:
+	case err != nil && !o.failing:
+		o.failing = true
+		d.opts.Logger.Warn("registry heartbeat failed", "node", o.node.Name, "error", err)
+	case err == nil && o.failing:
+		o.failing = false
+		d.opts.Logger.Info("registry heartbeat goes on", "node", o.node.Name)
+	}
+}
+
+// repeatCaches writes the caches that were never written or not for a third of their time to live, and removes the
+// withdrawn ones that are still there. It stops in time for the next heartbeat; what is left is due then.
+func (d *Directory) repeatCaches() error {
+	o := &d.owner
+	now := time.Now()
+	deadline := now.Add(d.opts.Heartbeat / 2)
+	for key, gone := range o.dropped {
+		if now.After(gone) {
+			delete(o.dropped, key)
+		} else if err := d.dropCache(d.ctx, key); err != nil {
+			return err
+		}
+	}
+	for _, oc := range o.caches {
+		if now.Sub(oc.put) < d.cacheTTL()/3 {
+			continue
+		}
+		if err := d.putCache(d.ctx, oc); err != nil {
+			return err
+		}
+		if time.Now().After(deadline) {
+			poke(d.beat)
+			return nil
+		}
+	}
+	return nil
+}
+
+// withdraw removes this node's entries: the node first, which hides its caches from every view at once.
+func (d *Directory) withdraw(ctx context.Context) error {
+	const op = "registry close"
+	if !d.acquire(ctx) {
+		return unavailable(ctx, op, ctx.Err())
+	}
+	defer d.release()
+	o := &d.owner
+	if !o.announced || o.lost != nil {
+		return nil
+	}
+	if ctx.Err() != nil || !d.nc.IsConnected() {
+		return fault.New(fault.RegistryUnavailable, op, "the entries were not withdrawn; they expire in %s", d.opts.TTL)
+	}
+	err := d.withdrawNode(ctx)
+	for _, oc := range o.caches {
+		if err == nil {
+			err = d.bucket.remove(ctx, oc.key, 0)
+		}
+	}
+	if err != nil {
+		return unavailable(ctx, op, err)
+	}
+	return nil
+}
+
+// withdrawNode removes the node's entry if it is still ours. A heartbeat that Close interrupted may have written a
+// revision that we never heard of, so a conflict is looked into.
+func (d *Directory) withdrawNode(ctx context.Context) error {
+	o := &d.owner
+	key := o.node.Key().String()
+	err := d.bucket.remove(ctx, key, o.revision)
+	if !isConflict(err) {
+		return err
+	}
+	e, err := d.bucket.get(ctx, key)
+	if errors.Is(err, jetstream.ErrKeyNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if _, epoch, err := registry.DecodeClaim(e.Value()); err != nil || epoch != o.node.Epoch {
+		return nil
+	}
+	return d.bucket.remove(ctx, key, e.Revision())
+}
+
+// atOp names the operation in an error of the pure package, which knows none.
+func atOp(op string, err error) error {
+	e := fault.From(op, err)
+	if e.Op == "" {
+		c := *e
+		c.Op = op
+		return &c
+	}
+	return e
+}
