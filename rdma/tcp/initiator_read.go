@@ -104,11 +104,11 @@ func (l *initLane) data(h *header) error {
 	status, err := l.place(o, h)
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	o.holders--
 	if err == nil && o.pending && (status != 0 || o.received == o.total) {
 		i.finish(o, status, o.received, false)
 		i.flush()
 	}
+	o.holders-- // only now: finish would give the op back, and release again
 	o.release()
 	return err
 }
