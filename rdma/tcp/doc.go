@@ -1,0 +1,2 @@
+// Package tcp is the provider of the fabric contract over TCP.
+package tcp

@@ -1,0 +1,230 @@
+package tcp
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/rdma"
+)
+
+// initiator is the posting side of a session.
+//
+// Lock order: mu, then an op's gate, then the event queue. The gate is held during one system call at most, so
+// waiting for it under mu is bounded; nobody takes mu inside a gate.
+type initiator struct {
+	p  *Provider
+	id rdma.SessionID
+	wg sync.WaitGroup // lane goroutines and senders inside Post
+
+	mu       sync.Mutex
+	ended    fault.Code // why the session is over; 0: it is not
+	lastSeq  uint64
+	bySeq    map[uint64]*op // the pending operations
+	byID     map[uint64]*op // the same
+	inFlight uint64         // their bytes
+	lanes    []*initLane
+	out      []rdma.Event // completions of this turn of the lock: see flush
+}
+
+// initLane is an initiator's lane.
+type initLane struct {
+	lane
+	i *initiator
+	// Under the session's lock.
+	queue  opQueue
+	load   uint64 // bytes of the lane's pending operations
+	busy   bool   // somebody is using tx
+	resume *op    // Post began this op's only frame and the socket was full: the writer goes on
+	wake   sync.Cond
+}
+
+// opCost is what an operation adds to its lane's load beside its bytes, so that small ones spread too.
+const opCost = 4096
+
+func newInitiator(p *Provider, id rdma.SessionID) *initiator {
+	return &initiator{p: p, id: id, bySeq: map[uint64]*op{}, byID: map[uint64]*op{}}
+}
+
+// start sets the lanes to work.
+func (i *initiator) start(lanes []*initLane) {
+	i.lanes = lanes
+	for _, l := range lanes {
+		l.i = i
+		l.wake.L = &i.mu
+		i.wg.Add(2)
+		go l.write()
+		go l.read()
+	}
+}
+
+func (i *initiator) errEnded() error {
+	if i.ended == fault.Closed {
+		return errClosed("post")
+	}
+	return fault.New(fault.PeerLost, "post", "the session has ended: %s", i.ended)
+}
+
+// Post takes operations as long as the window has room.
+func (i *initiator) Post(in []rdma.Op) (int, error) {
+	i.mu.Lock()
+	if i.ended != 0 {
+		defer i.mu.Unlock()
+		return 0, i.errEnded()
+	}
+	var err error
+	n := 0
+	for ; n < len(in); n++ {
+		if len(i.bySeq) >= i.p.opt.MaxInFlight {
+			break
+		}
+		var o *op
+		if o, err = i.take(&in[n]); err != nil {
+			break
+		}
+		// An operation larger than the window goes alone; else it could never go.
+		if len(i.bySeq) > 0 && o.total > i.p.opt.MaxInFlightLen-min(i.inFlight, i.p.opt.MaxInFlightLen) {
+			o.release()
+			break
+		}
+		i.add(o)
+	}
+	direct := i.direct()
+	for _, l := range i.lanes {
+		if !l.busy && l.queue.head != nil {
+			l.wake.Signal()
+		}
+	}
+	i.mu.Unlock()
+	if direct != nil {
+		direct.lane.sendNow(direct)
+	}
+	return n, err
+}
+
+func (i *initiator) add(o *op) {
+	i.lastSeq++
+	o.seq, o.pending = i.lastSeq, true
+	i.bySeq[o.seq], i.byID[o.id] = o, o
+	i.inFlight += o.total
+	l := i.lanes[0]
+	for _, x := range i.lanes[1:] {
+		if x.load < l.load {
+			l = x
+		}
+	}
+	o.lane = l
+	l.load += o.total + opCost
+	l.queue.push(o)
+}
+
+// finish completes a pending operation, once. It returns with the local memory released. bytes is what is known to
+// have moved: 0 when this side ends the operation early. mu is held.
+func (i *initiator) finish(o *op, status fault.Code, bytes uint64, wrote bool) {
+	delete(i.bySeq, o.seq)
+	delete(i.byID, o.id)
+	i.inFlight -= o.total
+	o.lane.load -= o.total + opCost
+	if o.queued {
+		o.lane.queue.remove(o)
+	}
+	o.mu.Lock()
+	o.done = true
+	o.mu.Unlock()
+	o.pending = false
+	i.out = append(i.out, rdma.Event{Kind: rdma.EventCompletion, Status: status, Wrote: wrote && o.kind == rdma.OpWrite && status != 0,
+		Session: i.id, Op: o.id, Bytes: bytes})
+	o.release()
+}
+
+// reached reports whether bytes of the operation may have moved.
+func (o *op) reached() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.touched
+}
+
+// flush hands the completions of this turn to the queue in one go. mu is held, so that nothing overtakes them.
+func (i *initiator) flush() {
+	i.p.events.push(i.out...)
+	i.out = i.out[:0]
+}
+
+// Cancel completes the named operations that are pending with Cancelled.
+func (i *initiator) Cancel(ids ...uint64) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for _, id := range ids {
+		if o := i.byID[id]; o != nil {
+			i.finish(o, fault.Cancelled, 0, o.reached())
+		}
+	}
+	i.flush()
+}
+
+func (i *initiator) cancelRegion(r *region) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for _, o := range i.bySeq {
+		if o.region == r {
+			i.finish(o, fault.Cancelled, 0, o.reached())
+		}
+	}
+	i.flush()
+}
+
+// end ends the session: why is Closed when this side wants it, else what went wrong.
+func (i *initiator) end(why fault.Code, cause error) {
+	i.mu.Lock()
+	if i.ended != 0 {
+		i.mu.Unlock()
+		return
+	}
+	i.ended = why
+	status := why
+	if why != fault.Closed {
+		status = fault.PeerLost
+	}
+	for _, o := range i.bySeq {
+		i.finish(o, status, 0, o.reached())
+	}
+	if why != fault.Closed {
+		i.out = append(i.out, rdma.Event{Kind: rdma.EventDown, Status: why, Session: i.id})
+	}
+	i.flush()
+	for _, l := range i.lanes {
+		l.wake.Broadcast()
+	}
+	i.mu.Unlock()
+	for _, l := range i.lanes {
+		closeConn(l.conn, l.raw)
+	}
+	if why != fault.Closed {
+		i.p.opt.Logger.Warn("session down", "role", "initiator", "session", uint64(i.id), "code", why.String(), "error", cause)
+	}
+}
+
+// fail ends the session because a lane did.
+func (i *initiator) fail(err error) {
+	why := fault.PeerLost
+	if fault.CodeOf(err) == fault.ProtocolViolation {
+		why = fault.ProtocolViolation
+	}
+	i.end(why, err)
+}
+
+// Close completes what is pending with Closed and returns when no goroutine of the session is left.
+func (i *initiator) Close() error {
+	i.end(fault.Closed, nil)
+	i.wg.Wait()
+	i.p.mu.Lock()
+	if i.p.initiators[i.id] == i {
+		delete(i.p.initiators, i.id)
+	}
+	i.p.mu.Unlock()
+	return nil
+}
+
+func rangeDetail(k int, x rdma.Range, size uint64) string {
+	return fmt.Sprintf("range %d, local [%d, +%d), leaves the region of %d bytes", k, x.Local, x.Len, size)
+}

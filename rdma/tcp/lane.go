@@ -1,0 +1,85 @@
+package tcp
+
+import (
+	"net"
+	"sync/atomic"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/rdma"
+)
+
+// lane is one connection of a session, with what both sides need. Its users (two goroutines, and at an initiator
+// whoever sends from Post) are counted: the last one closes the descriptor and unmaps the control memory.
+type lane struct {
+	index int
+	conn  net.Conn
+	raw   syscall.RawConn
+	ctl   []byte
+	tx    sender
+	rx    receiver
+	users atomic.Int32
+}
+
+const (
+	txCtl   = 8 << 10 // of a lane's control memory; the rest is the receiver's
+	laneCtl = 16 << 10
+)
+
+// setup prepares an accepted or dialled connection that is past its hello.
+func (p *Provider) setup(l *lane, index int, conn net.Conn, raw syscall.RawConn) error {
+	ctl, err := mapControl(laneCtl)
+	if err != nil {
+		return fault.Wrap(fault.Internal, "map control memory", err)
+	}
+	l.index, l.conn, l.raw, l.ctl = index, conn, raw, ctl
+	l.tx.init(raw, ctl[:txCtl], p.filler)
+	l.rx.init(raw, ctl[txCtl:], p.sink)
+	l.users.Store(2)
+	return nil
+}
+
+// unuse ends one use. Closing twice is harmless: the session closes the connection first to stop the others.
+func (l *lane) unuse() {
+	if l.users.Add(-1) == 0 {
+		_ = l.conn.Close()
+		_ = unix.Munmap(l.ctl)
+	}
+}
+
+// rawConn gives the descriptor of a connection, with small messages undelayed and the buffers set.
+func (p *Provider) rawConn(conn net.Conn) (syscall.RawConn, error) {
+	sc, ok := conn.(syscall.Conn)
+	if !ok {
+		return nil, fault.New(fault.NotSupported, "lane", "%T gives no file descriptor", conn)
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return nil, fault.Wrap(fault.Internal, "lane", err)
+	}
+	if tc, ok := conn.(*net.TCPConn); ok {
+		_ = tc.SetNoDelay(true)
+	}
+	return raw, nil
+}
+
+// tune asks for the buffers and says at debug what the kernel gave.
+func (p *Provider) tune(raw syscall.RawConn, role string, id rdma.SessionID, index int) {
+	_ = raw.Control(func(fd uintptr) {
+		send, receive := setBuffers(fd, p.opt.SocketBuffer)
+		p.opt.Logger.Debug("lane attached", "role", role, "session", uint64(id), "lane", index,
+			"asked_bytes", p.opt.SocketBuffer, "send_bytes", send, "receive_bytes", receive)
+	})
+}
+
+// statusOf makes a code from the wire one of the table's.
+func statusOf(c fault.Code) fault.Code {
+	if c == 0 || c.Known() {
+		return c
+	}
+	return fault.Internal
+}
+
+func errClosed(op string) error { return fault.New(fault.Closed, op, "closed") }

@@ -1,0 +1,158 @@
+package tcp
+
+import (
+	"math/bits"
+	"sync"
+
+	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/rdma"
+)
+
+// op is a posted operation and the gate of its local memory. It is pooled: the session keeps it while it is pending,
+// and holders (the lane's writer, the lane's reader) keep it while they use it, also beyond its completion.
+type op struct {
+	// Set by Post, then constant.
+	kind   rdma.OpKind
+	id     uint64
+	seq    uint64 // names the op on the wire: a caller may use id again while the lane still winds this one up
+	key    uint64
+	tag    uint64
+	region *region
+	ranges []rdma.Range // none is empty
+	total  uint64
+	lane   *initLane
+
+	// Under the session's lock.
+	pending    bool
+	holders    int
+	queued     bool
+	next, prev *op // in the lane's queue
+
+	// The lane's writer alone.
+	out     cursor
+	sent    uint64 // bytes in the frames built so far
+	started bool   // the first frame is built
+
+	// The lane's reader alone.
+	in       cursor
+	received uint64
+
+	// The gate.
+	mu       sync.Mutex
+	done     bool // completed: the local memory is the caller's again
+	touched  bool // bytes may have moved
+	lastSent bool // the last frame may be on the wire, so that success may come
+}
+
+// cursor is a place in a range list: range i, byte off of it.
+type cursor struct {
+	i   int
+	off uint64
+}
+
+var ops = sync.Pool{New: func() any { return new(op) }}
+
+func (o *op) enter() fault.Code {
+	o.mu.Lock()
+	if o.done {
+		o.mu.Unlock()
+		return fault.Cancelled
+	}
+	o.touched = true
+	return 0
+}
+
+func (o *op) leave() { o.mu.Unlock() }
+
+// step cuts the next piece, of at most limit bytes, off the range list. It returns the range it comes from, with
+// Local, Remote and Len of the piece. The list must have bytes left.
+func (o *op) step(c *cursor, limit uint64) rdma.Range {
+	r := o.ranges[c.i]
+	r.Local += c.off
+	r.Remote += c.off
+	r.Len -= c.off
+	if r.Len > limit {
+		r.Len = limit
+		c.off += limit
+		return r
+	}
+	*c = cursor{i: c.i + 1}
+	return r
+}
+
+// take makes an op of what the caller posts. The range list is copied without its empty ranges.
+func (i *initiator) take(in *rdma.Op) (*op, error) {
+	if in.Kind != rdma.OpWrite && in.Kind != rdma.OpRead {
+		return nil, fault.Invalid("post", "Kind", "%d, want write (1) or read (2)", in.Kind)
+	}
+	r, err := i.p.ours("post", in.Local)
+	if err != nil {
+		return nil, err
+	}
+	if n := len(in.Ranges); n > i.p.opt.MaxRanges {
+		return nil, fault.Invalid("post", "Ranges", "%d ranges, want at most %d", n, i.p.opt.MaxRanges)
+	}
+	if i.byID[in.ID] != nil {
+		return nil, fault.Invalid("post", "ID", "%d is pending; want an ID that is not", in.ID)
+	}
+	o := ops.Get().(*op)
+	*o = op{kind: in.Kind, id: in.ID, key: uint64(in.Remote), tag: in.Tag, region: r, ranges: o.ranges[:0]}
+	for k, x := range in.Ranges {
+		if x.Len == 0 {
+			continue
+		}
+		var carry uint64
+		o.total, carry = bits.Add64(o.total, x.Len, 0)
+		switch {
+		case x.Local > r.mem.Len || x.Len > r.mem.Len-x.Local:
+			err = &fault.Error{Code: fault.OutOfBounds, Op: "post", Region: r.mem.Name, Field: "Ranges",
+				Detail: rangeDetail(k, x, r.mem.Len)}
+		case carry != 0 || o.total > i.p.opt.MaxOpBytes:
+			err = fault.Invalid("post", "Ranges", "the operation has more than %d bytes", i.p.opt.MaxOpBytes)
+		default:
+			o.ranges = append(o.ranges, x)
+			continue
+		}
+		ops.Put(o)
+		return nil, err
+	}
+	if o.kind == rdma.OpRead {
+		o.tag = 0
+	}
+	return o, nil
+}
+
+// release returns the op to the pool when nobody has it any more. The session's lock is held.
+func (o *op) release() {
+	if !o.pending && o.holders == 0 {
+		o.region, o.lane, o.next, o.prev = nil, nil, nil, nil
+		ops.Put(o)
+	}
+}
+
+// opQueue is a lane's queue of operations that have not begun. The session's lock guards it.
+type opQueue struct{ head, tail *op }
+
+func (q *opQueue) push(o *op) {
+	o.queued, o.prev, o.next = true, q.tail, nil
+	if q.tail == nil {
+		q.head = o
+	} else {
+		q.tail.next = o
+	}
+	q.tail = o
+}
+
+func (q *opQueue) remove(o *op) {
+	if o.prev == nil {
+		q.head = o.next
+	} else {
+		o.prev.next = o.next
+	}
+	if o.next == nil {
+		q.tail = o.prev
+	} else {
+		o.next.prev = o.prev
+	}
+	o.queued, o.prev, o.next = false, nil, nil
+}

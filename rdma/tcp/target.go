@@ -1,0 +1,191 @@
+package tcp
+
+import (
+	"net"
+	"sync"
+	"syscall"
+
+	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/rdma"
+)
+
+// target is the reached side of a session. Lock order: mu, then a window's gate.
+type target struct {
+	p      *Provider
+	id     rdma.SessionID
+	secret secret
+	wg     sync.WaitGroup // lane goroutines, and lanes between their hello and these
+
+	mu      sync.RWMutex
+	ended   fault.Code // why the session is over; 0: it is not
+	lastKey rdma.Key
+	windows map[rdma.Key]*window // the open ones
+	lanes   []*targetLane        // by index; nil: not there yet
+}
+
+// Accept makes the target side of a session; the parameters hold its secret.
+func (p *Provider) Accept(id rdma.SessionID) (rdma.Target, []byte, error) {
+	t := &target{p: p, id: id, secret: newSecret(), windows: map[rdma.Key]*window{}, lanes: make([]*targetLane, p.opt.Lanes)}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil, nil, errClosed("accept")
+	}
+	if p.targets[id] != nil {
+		return nil, nil, fault.Invalid("accept", "id", "session %d exists; want a number never used before", id)
+	}
+	p.targets[id] = t
+	par := params{lanes: uint16(p.opt.Lanes), session: id, secret: t.secret}
+	return t, par.bytes(), nil
+}
+
+// reserve gives a connection its place. begin must follow.
+func (t *target) reserve(index int, conn net.Conn, raw syscall.RawConn) (*targetLane, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.ended != 0 {
+		return nil, errClosed("lane")
+	}
+	if index >= len(t.lanes) {
+		return nil, violation("lane %d of %d", index, len(t.lanes))
+	}
+	if t.lanes[index] != nil {
+		return nil, fault.New(fault.AlreadyExists, "lane", "lane %d is there", index)
+	}
+	l := newTargetLane(t)
+	if err := t.p.setup(&l.lane, index, conn, raw); err != nil {
+		return nil, err
+	}
+	t.lanes[index] = l
+	t.wg.Add(2)
+	return l, nil
+}
+
+// begin sets a reserved lane to work, or ends the session when its hello failed after all: the peer cannot tell
+// which lanes it has then.
+func (t *target) begin(l *targetLane, err error) {
+	if err != nil {
+		t.fail(err)
+		l.unuse()
+		l.unuse()
+		t.wg.Add(-2)
+		return
+	}
+	go l.read()
+	go l.write()
+}
+
+// Grant opens a window.
+func (t *target) Grant(w rdma.Window) (rdma.Key, error) {
+	if w.Access != rdma.AccessWrite && w.Access != rdma.AccessRead {
+		return 0, fault.Invalid("grant", "Access", "%d, want write (1) or read (2)", w.Access)
+	}
+	if w.Bounds == nil {
+		return 0, fault.Invalid("grant", "Bounds", "nil, want the window's bounds")
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch t.ended {
+	case 0:
+	case fault.Closed:
+		return 0, errClosed("grant")
+	default:
+		return 0, fault.New(fault.PeerLost, "grant", "the session has ended: %s", t.ended)
+	}
+	r, err := t.p.ours("grant", w.Region)
+	if err != nil {
+		return 0, err
+	}
+	t.lastKey++
+	own := &window{key: t.lastKey, region: r, access: w.Access, bounds: w.Bounds, clock: t.p.opt.Clock}
+	own.deadline.Store(int64(w.Deadline))
+	t.windows[own.key] = own
+	return own.key, nil
+}
+
+func (t *target) window(k rdma.Key) *window {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.windows[k]
+}
+
+// Extend replaces a window's deadline.
+func (t *target) Extend(k rdma.Key, deadline rdma.Instant) error {
+	if w := t.window(k); w != nil && w.extend(deadline) {
+		return nil
+	}
+	return fault.New(fault.StaleKey, "extend", "window %d", k)
+}
+
+// Fence ends a window. A window leaves the table only when it is shut, so that a second Fence waits too.
+func (t *target) Fence(k rdma.Key) error {
+	w := t.window(k)
+	if w == nil {
+		return nil
+	}
+	w.shut()
+	t.mu.Lock()
+	delete(t.windows, k)
+	t.mu.Unlock()
+	return nil
+}
+
+func (t *target) fenceRegion(r *region) {
+	t.mu.RLock()
+	var keys []rdma.Key
+	for k, w := range t.windows {
+		if r == nil || w.region == r {
+			keys = append(keys, k)
+		}
+	}
+	t.mu.RUnlock()
+	for _, k := range keys {
+		_ = t.Fence(k)
+	}
+}
+
+// end ends the session; windows stay. why is Closed when this side wants it.
+func (t *target) end(why fault.Code, cause error) {
+	t.mu.Lock()
+	if t.ended != 0 {
+		t.mu.Unlock()
+		return
+	}
+	t.ended = why
+	if why != fault.Closed {
+		t.p.events.push(rdma.Event{Kind: rdma.EventDown, Status: why, Session: t.id})
+	}
+	t.mu.Unlock()
+	// ended is set: no lane is added any more.
+	for _, l := range t.lanes {
+		if l != nil {
+			l.stop()
+			closeConn(l.conn, l.raw)
+		}
+	}
+	if why != fault.Closed {
+		t.p.opt.Logger.Warn("session down", "role", "target", "session", uint64(t.id), "code", why.String(), "error", cause)
+	}
+}
+
+// fail ends the session because a lane did.
+func (t *target) fail(err error) {
+	why := fault.PeerLost
+	if fault.CodeOf(err) == fault.ProtocolViolation {
+		why = fault.ProtocolViolation
+	}
+	t.end(why, err)
+}
+
+// Close fences all windows and returns when no goroutine of the session is left.
+func (t *target) Close() error {
+	t.end(fault.Closed, nil)
+	t.fenceRegion(nil)
+	t.wg.Wait()
+	t.p.mu.Lock()
+	if t.p.targets[t.id] == t {
+		delete(t.p.targets, t.id)
+	}
+	t.p.mu.Unlock()
+	return nil
+}

@@ -1,0 +1,170 @@
+package tcp
+
+import (
+	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/rdma"
+)
+
+// inbound is the operation whose frames a lane is receiving. It holds no memory: an initiator that gives one up
+// simply starts the next.
+type inbound struct {
+	open   bool
+	kind   frameKind
+	seq    uint64
+	key    uint64
+	tag    uint64
+	total  uint64
+	next   uint64 // offset of the next frame
+	placed uint64
+	failed bool // the result has been said; the rest goes to the sink
+}
+
+// read is the lane's reader goroutine.
+func (l *targetLane) read() {
+	defer l.t.wg.Done()
+	defer l.unuse()
+	for {
+		if err := l.readFrame(); err != nil {
+			l.t.fail(err)
+			return
+		}
+	}
+}
+
+func (l *targetLane) readFrame() error {
+	if err := l.rx.fill(headerLen, 0); err != nil {
+		return err
+	}
+	h, err := parseHeader(l.rx.ctl)
+	if err != nil {
+		return err
+	}
+	l.rx.drop(headerLen)
+	n, more := int(h.count)*descLen, 0
+	switch h.kind {
+	case kindRequest:
+		more = headerLen
+	case kindWrite:
+	default:
+		return violation("frame kind %d from an initiator", h.kind)
+	}
+	if err := l.rx.fill(n, more); err != nil {
+		return err
+	}
+	var sum uint64
+	l.descs, sum, err = parseDescs(l.descs, l.rx.ctl, &h)
+	if err != nil {
+		return err
+	}
+	l.rx.drop(n)
+	if err := l.follow(&h, sum); err != nil {
+		return err
+	}
+	if h.kind == kindRequest {
+		return l.request(&h, sum)
+	}
+	return l.writeFrame(&h)
+}
+
+// follow checks that a frame begins a new operation or continues the one that is open.
+func (l *targetLane) follow(h *header, sum uint64) error {
+	in := &l.in
+	if h.offset == 0 {
+		if h.seq <= in.seq {
+			return violation("operation %d after %d", h.seq, in.seq)
+		}
+		*in = inbound{open: true, kind: h.kind, seq: h.seq, key: h.key, tag: h.tag, total: h.total}
+	} else if !in.open || in.kind != h.kind || in.seq != h.seq || in.key != h.key || in.tag != h.tag || in.total != h.total || in.next != h.offset {
+		return violation("frame at %d of operation %d does not continue what came before", h.offset, h.seq)
+	}
+	in.next = h.offset + sum
+	if in.next == in.total {
+		in.open = false
+	}
+	return nil
+}
+
+// refuse says an operation's result before its end: what is still to come of it goes to the sink.
+func (l *targetLane) refuse(status fault.Code, wrote bool) {
+	l.in.failed = true
+	l.say(result{seq: l.in.seq, bytes: l.in.placed, status: status, wrote: wrote || l.in.placed > 0})
+}
+
+// admit finds the window and checks a frame's ranges against it, all before the first byte of the frame.
+func (t *target) admit(key uint64, access rdma.Access, descs []desc) (*window, fault.Code) {
+	w := t.window(rdma.Key(key))
+	switch {
+	case w == nil:
+		return nil, fault.StaleKey
+	case w.access != access:
+		return nil, fault.PermissionDenied
+	case !w.allows(descs):
+		return nil, fault.OutOfBounds
+	}
+	// An empty operation meets the fence and the deadline here and nowhere else.
+	st := w.enter()
+	if st == 0 {
+		w.leave()
+	}
+	return w, st
+}
+
+// writeFrame receives one frame of a WRITE.
+func (l *targetLane) writeFrame(h *header) error {
+	var w *window
+	if !l.in.failed {
+		var st fault.Code
+		if w, st = l.t.admit(h.key, rdma.AccessWrite, l.descs); st != 0 {
+			l.refuse(st, false)
+		}
+	}
+	switch {
+	case h.payload == 0:
+	case l.in.failed:
+		if err := l.rx.discard(uint64(h.payload)); err != nil {
+			return err
+		}
+	default:
+		l.rx.begin()
+		for _, d := range l.descs {
+			l.rx.add(w.region.base+uintptr(d.off), d.len)
+		}
+		placed, st, err := l.rx.place(w)
+		if err != nil {
+			return err
+		}
+		l.in.placed += placed
+		if st != 0 {
+			l.refuse(st, st == fault.MemoryFault)
+		}
+	}
+	st, err := l.trailer()
+	if err != nil {
+		return err
+	}
+	if st != 0 {
+		// The initiator has completed it already. Nothing may follow.
+		l.in.open, l.in.failed = false, true
+		return nil
+	}
+	if l.in.next == l.in.total && !l.in.failed {
+		l.arrive(w)
+	}
+	return nil
+}
+
+// arrive reports a WRITE whose bytes are all placed, first here and then to the initiator. It stands inside the gate,
+// so that no arrival comes after the window's fence.
+func (l *targetLane) arrive(w *window) {
+	w.mu.RLock()
+	fenced := w.fenced
+	if !fenced {
+		l.t.p.events.push(rdma.Event{Kind: rdma.EventArrival, Session: l.t.id, Bytes: l.in.total, Key: w.key, Tag: l.in.tag})
+	}
+	w.mu.RUnlock()
+	if fenced {
+		l.refuse(fault.StaleKey, false)
+		return
+	}
+	l.say(result{seq: l.in.seq, bytes: l.in.total})
+}

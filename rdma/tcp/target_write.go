@@ -1,0 +1,235 @@
+package tcp
+
+import (
+	"sync"
+
+	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/rdma"
+)
+
+// targetLane is a target's lane.
+type targetLane struct {
+	lane
+	t *target
+
+	// The reader alone.
+	in    inbound
+	descs []desc
+
+	// mu guards what the reader hands to the writer.
+	mu      sync.Mutex
+	work    sync.Cond // there is something to write, or the lane is over
+	room    sync.Cond // there is room again, or the lane is over
+	over    bool
+	busy    bool // somebody is using tx
+	resume  bool // the reader began a result frame and the socket was full: the writer goes on
+	results []result
+	queue   []*request // waiting
+	spare   []*request
+}
+
+// request is one frame of a READ, waiting for the writer.
+type request struct {
+	h     header
+	sum   uint64
+	descs []desc
+}
+
+// What a lane keeps of a peer that asks and does not read. Beyond it the lane's reader waits, so the peer's own
+// frames back up; it cannot be a deadlock, because an initiator's reader waits for nobody.
+const (
+	maxRequests = 64
+	maxResults  = 4096
+)
+
+func newTargetLane(t *target) *targetLane {
+	l := &targetLane{t: t, descs: make([]desc, 0, maxCount)}
+	l.work.L, l.room.L = &l.mu, &l.mu
+	return l
+}
+
+// stop makes the lane's goroutines leave; the connection is closed by whoever calls it.
+func (l *targetLane) stop() {
+	l.mu.Lock()
+	l.over = true
+	l.work.Broadcast()
+	l.room.Broadcast()
+	l.mu.Unlock()
+}
+
+// say queues a result and, when nobody else is writing, sends it at once: a goroutine less to wake.
+func (l *targetLane) say(r result) {
+	l.mu.Lock()
+	for len(l.results) >= maxResults && !l.over {
+		l.room.Wait()
+	}
+	l.results = append(l.results, r)
+	if l.over || l.busy || len(l.queue) > 0 {
+		l.work.Signal()
+		l.mu.Unlock()
+		return
+	}
+	l.busy = true
+	l.takeResults()
+	l.mu.Unlock()
+	done, err := l.tx.flush(false)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if done || err != nil { // the reader sees a dead lane by itself
+		l.busy = false
+	} else {
+		l.resume = true
+	}
+	if l.resume || len(l.results)+len(l.queue) > 0 {
+		l.work.Signal()
+	}
+}
+
+// takeResults begins a frame of as many results as fit. mu is held; some are there.
+func (l *targetLane) takeResults() {
+	n := min(len(l.results), maxCount)
+	h := header{kind: kindResult, count: uint16(n)}
+	h.put(l.tx.ctl)
+	for k := range n {
+		l.results[k].put(l.tx.ctl[headerLen+k*resultLen:])
+	}
+	l.results = l.results[:copy(l.results, l.results[n:])]
+	l.tx.begin(headerLen+n*resultLen, nil)
+	l.room.Signal()
+}
+
+// request hands one frame of a READ to the writer.
+func (l *targetLane) request(h *header, sum uint64) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for len(l.queue) >= maxRequests && !l.over {
+		l.room.Wait()
+	}
+	var r *request
+	if n := len(l.spare); n > 0 {
+		r, l.spare = l.spare[n-1], l.spare[:n-1]
+	} else {
+		r = new(request)
+	}
+	r.h, r.sum = *h, sum
+	r.descs = append(r.descs[:0], l.descs...)
+	l.queue = append(l.queue, r)
+	l.work.Signal()
+	return nil
+}
+
+// write is the lane's writer goroutine.
+func (l *targetLane) write() {
+	defer l.t.wg.Done()
+	defer l.unuse()
+	var failed uint64 // the READ that is refused: its further requests are dropped
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for {
+		for !l.over && !l.resume && (l.busy || len(l.results)+len(l.queue) == 0) {
+			l.work.Wait()
+		}
+		if l.over {
+			return
+		}
+		var r *request
+		switch {
+		case l.resume:
+			l.resume = false
+		case len(l.results) > 0:
+			l.takeResults()
+		default:
+			r = l.queue[0]
+			l.queue = l.queue[:copy(l.queue, l.queue[1:])]
+		}
+		l.busy = true
+		l.mu.Unlock()
+		var err error
+		if r == nil {
+			_, err = l.tx.flush(true)
+		} else if r.h.seq != failed {
+			var st fault.Code
+			if st, err = l.serve(r); st != 0 {
+				failed = r.h.seq
+			}
+		}
+		if err != nil {
+			l.t.fail(err)
+		}
+		l.mu.Lock()
+		l.busy = false
+		if r != nil {
+			l.spare = append(l.spare, r)
+			l.room.Signal()
+		}
+	}
+}
+
+// serve answers one request with data frames. A status other than 0 has ended the READ, at the initiator too.
+func (l *targetLane) serve(r *request) (fault.Code, error) {
+	w, st := l.t.admit(r.h.key, rdma.AccessRead, r.descs)
+	if st != 0 {
+		l.refuseRead(r, st)
+		return st, nil
+	}
+	h := header{kind: kindData, seq: r.h.seq, total: r.h.total, offset: r.h.offset}
+	end := r.h.offset + r.sum
+	var i int
+	var off uint64
+	for {
+		n := min(end-h.offset, maxPayload)
+		h.payload = uint32(n)
+		h.put(l.tx.ctl)
+		l.tx.begin(headerLen, w)
+		for left := n; left > 0; {
+			d := r.descs[i]
+			k := min(d.len-off, left)
+			l.tx.add(w.region.base+uintptr(d.off+off), k)
+			left -= k
+			if off += k; off == d.len {
+				i, off = i+1, 0
+			}
+		}
+		l.tx.seal()
+		if _, err := l.tx.flush(true); err != nil {
+			return 0, err
+		}
+		if st := l.tx.status; st != 0 {
+			if !l.tx.begun {
+				l.refuseRead(r, st)
+			}
+			return st, nil
+		}
+		if h.offset += n; h.offset == end {
+			return 0, nil
+		}
+		if err := l.sendResults(); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// refuseRead queues the end of a READ. The writer itself says it, so it never waits for room.
+func (l *targetLane) refuseRead(r *request, st fault.Code) {
+	l.mu.Lock()
+	l.results = append(l.results, result{seq: r.h.seq, status: st})
+	l.mu.Unlock()
+}
+
+// sendResults lets results pass between the frames of a long READ.
+func (l *targetLane) sendResults() error {
+	for {
+		l.mu.Lock()
+		n := len(l.results)
+		if n > 0 {
+			l.takeResults()
+		}
+		l.mu.Unlock()
+		if n == 0 {
+			return nil
+		}
+		if _, err := l.tx.flush(true); err != nil {
+			return err
+		}
+	}
+}
