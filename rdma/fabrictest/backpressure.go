@@ -30,7 +30,7 @@ func (s *session) fillWindow(ops []rdma.Op) (taken, rest []rdma.Op) {
 			for range 3 {
 				n, err := s.try(rest...)
 				if n != 0 || err != nil {
-					s.e.t.Errorf("Post into a full window took %d more, error %v", n, err)
+					s.e.errorf("Post into a full window took %d more, error %v", n, err)
 				}
 			}
 		}
@@ -58,7 +58,7 @@ func (s *session) fillByCount() {
 	release := e.stall(s)
 	taken, rest := s.fillWindow(ops)
 	if len(taken) != count {
-		e.t.Errorf("a session whose peer is stalled took %d operations; Caps.MaxInFlight is %d", len(taken), count)
+		e.errorf("a session whose peer is stalled took %d operations; Caps.MaxInFlight is %d", len(taken), count)
 	}
 	remote.check("while the session is stalled")
 	release()
@@ -89,7 +89,7 @@ func (s *session) fillByBytes() {
 	release := e.stall(s)
 	taken, rest := s.fillWindow(ops)
 	if want := max(fits, 1); len(taken) != want {
-		e.t.Errorf("a session whose peer is stalled took %d operations of %d bytes; its window of %d bytes holds %d",
+		e.errorf("a session whose peer is stalled took %d operations of %d bytes; its window of %d bytes holds %d",
 			len(taken), size, window, want)
 	}
 	release()
@@ -125,7 +125,7 @@ func testLargerThanTheWindow(e *env) {
 		e.t.Helper()
 		e.within("Post", func() {
 			if n, err := s.try(o); n != want || err != nil {
-				e.t.Errorf("Post of %s took %d with error %v, want %d and nil", what, n, fault.CodeOf(err), want)
+				e.errorf("Post of %s took %d with error %v, want %d and nil", what, n, fault.CodeOf(err), want)
 			}
 		})
 	}

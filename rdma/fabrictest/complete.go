@@ -53,7 +53,7 @@ func (s *session) startStorm(goroutines int, key func(rdma.OpKind) (*region, rdm
 				st.mu.Unlock()
 				if err := s.postq(st.stop, ops...); err != nil {
 					if c := fault.CodeOf(err); c != fault.PeerLost && c != fault.Closed {
-						s.e.t.Errorf("Post to a session that has ended: want PeerLost or Closed, got %v", err)
+						s.e.errorf("Post to a session that has ended: want PeerLost or Closed, got %v", err)
 					}
 					return
 				}
@@ -89,7 +89,7 @@ func (st *storm) end(what string, allowed ...fault.Code) {
 	})
 	for c, n := range counts {
 		if !slices.Contains(allowed, c) {
-			e.t.Errorf("%s: %d operations ended with %s; allowed: %v", what, n, statusName(c), names(allowed))
+			e.errorf("%s: %d operations ended with %s; allowed: %v", what, n, statusName(c), names(allowed))
 		}
 	}
 	e.t.Logf("%s: %v", what, counts)
@@ -253,12 +253,12 @@ func testPeerDeath(e *env) {
 			side.n.wait("EventDown of a session that was cut", func() bool { return side.n.down[side.id].count > 0 })
 			side.n.locked(func() {
 				if c := side.n.down[side.id].Status; c != fault.PeerLost {
-					e.t.Errorf("EventDown at node %s: want status PeerLost, got %s", side.n.name, statusName(c))
+					e.errorf("EventDown at node %s: want status PeerLost, got %s", side.n.name, statusName(c))
 				}
 			})
 		}
 		if n, err := s.try(s.op(kind, local, key, rdma.Range{Len: 1})); n != 0 || fault.CodeOf(err) != fault.PeerLost {
-			e.t.Errorf("Post after EventDown took %d with error %v, want PeerLost", n, err)
+			e.errorf("Post after EventDown took %d with error %v, want PeerLost", n, err)
 		}
 		e.must(s.Target.Extend(key, e.clock.In(1e9)), "Extend of a window whose session is down: windows stay until Fence or Close")
 		s.fence(key)
@@ -286,36 +286,36 @@ func testAfterClose(e *env) {
 		e.within("Target.Close", func() { e.noErr(t2.Target.Close(), "Target.Close") })
 	}
 	if n, err := s.try(s.op(kind, local, key, rdma.Range{Len: 1})); n != 0 || fault.CodeOf(err) != fault.Closed {
-		e.t.Errorf("Post after Initiator.Close took %d with error %v, want Closed", n, err)
+		e.errorf("Post after Initiator.Close took %d with error %v, want Closed", n, err)
 	}
 	s.Initiator.Cancel(1, 2, 3)
 	w := rdma.Window{Region: remote.Region, Access: accessOf(kind), Bounds: remote.all()}
 	if _, err := t2.Target.Grant(w); fault.CodeOf(err) != fault.Closed {
-		e.t.Errorf("Grant after Target.Close: want Closed, got %v", err)
+		e.errorf("Grant after Target.Close: want Closed, got %v", err)
 	}
 	t2.fence(1)
 	live.do(0, live.op(kind, local, live.open(remote, kind), rdma.Range{Len: 4096}))
 	e.linger(func() {})
 	s.from.locked(func() {
 		if s.from.down[s.InitiatorID].count > 0 {
-			e.t.Errorf("EventDown came at the initiator after its own Close")
+			e.errorf("EventDown came at the initiator after its own Close")
 		}
 	})
 	s.to.locked(func() {
 		if s.to.down[t2.TargetID].count > 0 {
-			e.t.Errorf("EventDown came at the target after its own Close")
+			e.errorf("EventDown came at the target after its own Close")
 		}
 	})
 	for range 2 {
 		e.within("Provider.Close", func() { e.noErr(e.pair.A.Close(), "Provider.Close") })
 	}
 	if _, err := e.pair.A.Register(local.mem.Host("late")); fault.CodeOf(err) != fault.Closed {
-		e.t.Errorf("Register after Provider.Close: want Closed, got %v", err)
+		e.errorf("Register after Provider.Close: want Closed, got %v", err)
 	}
 	if _, _, err := e.pair.A.Accept(1 << 40); fault.CodeOf(err) != fault.Closed {
-		e.t.Errorf("Accept after Provider.Close: want Closed, got %v", err)
+		e.errorf("Accept after Provider.Close: want Closed, got %v", err)
 	}
 	if n, err := live.try(live.op(kind, local, key, rdma.Range{Len: 1})); n != 0 || fault.CodeOf(err) != fault.Closed {
-		e.t.Errorf("Post after Provider.Close took %d with error %v, want Closed", n, err)
+		e.errorf("Post after Provider.Close took %d with error %v, want Closed", n, err)
 	}
 }

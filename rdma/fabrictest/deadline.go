@@ -68,6 +68,7 @@ func testDeadlineInMidOperation(e *env) {
 			}
 		}
 		remote.check("WRITE whose window's deadline passed in the middle")
+		s.saysWrote(ops, remote)
 		s.fence(key)
 	}
 	e.t.Logf("%d operations were ended by the deadline", met)
@@ -154,7 +155,7 @@ func testExtend(e *env) {
 		e.clock.Advance(time.Hour)
 		s.do(0, s.op(kind, local, longer, r))
 		if err := s.Target.Extend(good+1<<40, 0); fault.CodeOf(err) != fault.StaleKey {
-			e.t.Errorf("Extend of a key that was never granted: want StaleKey, got %v", err)
+			e.errorf("Extend of a key that was never granted: want StaleKey, got %v", err)
 		}
 	}
 }

@@ -38,6 +38,7 @@ type env struct {
 	mu      sync.Mutex
 	regions []*region
 	release []func()
+	over    bool // the test has ended: goroutines that a failure left behind may report no more
 }
 
 func newEnv(t *testing.T, h Harness) *env {
@@ -58,6 +59,9 @@ func newEnv(t *testing.T, h Harness) *env {
 		for _, r := range e.regions {
 			r.mem.free(t)
 		}
+		e.mu.Lock()
+		e.over = true
+		e.mu.Unlock()
 	})
 	t.Cleanup(func() {
 		if t.Failed() || t.Skipped() {
@@ -80,7 +84,7 @@ func (e *env) noGoroutines(ignore goleak.Option) {
 			return
 		}
 		if time.Now().After(end) {
-			e.t.Errorf("goroutines are left after both providers were closed: %v", err)
+			e.errorf("goroutines are left after both providers were closed: %v", err)
 			return
 		}
 	}
@@ -148,13 +152,23 @@ func (e *env) tearDown() {
 	}
 	for _, n := range []*node{e.a, e.b} {
 		for _, v := range n.violations() {
-			e.t.Errorf("node %s: %s", n.name, v)
+			e.errorf("node %s: %s", n.name, v)
 		}
 	}
 	for _, r := range e.regions {
 		if err := r.mem.GuardsIntact(); err != nil {
-			e.t.Errorf("region %s: %v", r.name, err)
+			e.errorf("region %s: %v", r.name, err)
 		}
+	}
+}
+
+// errorf reports a failure from any goroutine, also from one that outlives a test that has failed.
+func (e *env) errorf(format string, args ...any) {
+	e.t.Helper()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.over {
+		e.t.Errorf(format, args...)
 	}
 }
 
@@ -164,7 +178,7 @@ func (e *env) noErr(err error, what string, args ...any) bool {
 		return true
 	}
 	e.t.Helper()
-	e.t.Errorf("%s: %v", fmt.Sprintf(what, args...), err)
+	e.errorf("%s: %v", fmt.Sprintf(what, args...), err)
 	return false
 }
 

@@ -42,13 +42,13 @@ func testFenceUnderLoad(e *env) {
 						return
 					}
 					if ev.Status != fault.StaleKey && (late || ev.Status != 0) {
-						e.t.Errorf("a WRITE posted into a window (fenced: %v) ended with %s", late, statusName(ev.Status))
+						e.errorf("a WRITE posted into a window (fenced: %v) ended with %s", late, statusName(ev.Status))
 					}
 					if ev, ok = s.resultq(other.ID); !ok {
 						return
 					}
 					if ev.Status != 0 {
-						e.t.Errorf("a WRITE into the window beside the fenced one ended with %s", statusName(ev.Status))
+						e.errorf("a WRITE into the window beside the fenced one ended with %s", statusName(ev.Status))
 						return
 					}
 					if late {

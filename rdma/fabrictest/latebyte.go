@@ -157,7 +157,7 @@ func testRegionClose(e *env) {
 		e.must(local.mem.protect(true), "mprotect")
 		n, err := s.try(s.op(kind, local, key, rdma.Range{Len: 1}))
 		if c := fault.CodeOf(err); n != 0 || c != fault.Closed && c != fault.InvalidArgument {
-			e.t.Errorf("Post from a closed region took %d with error %v, want InvalidArgument or Closed", n, err)
+			e.errorf("Post from a closed region took %d with error %v, want InvalidArgument or Closed", n, err)
 		}
 		fresh := e.region(s.from, 1<<20, 0, ClassTarget)
 		later := s.start([]rdma.Op{s.op(kind, fresh, key, rdma.Range{Len: 200 << 10})})
@@ -171,7 +171,7 @@ func testRegionClose(e *env) {
 		local.check("%s after Region.Close", kindName(kind))
 		remote.check("%s after Region.Close", kindName(kind))
 		if err := s.Target.Fence(key); err != nil {
-			e.t.Errorf("Fence of a window whose region is closed: %v", err)
+			e.errorf("Fence of a window whose region is closed: %v", err)
 		}
 		e.within("Region.Close for the second time", func() { e.noErr(remote.Close(), "Region.Close for the second time") })
 	}

@@ -61,7 +61,7 @@ func (n *node) pump(ctx context.Context) {
 		}
 		if err := n.p.Wait(ctx); err != nil {
 			if ctx.Err() == nil {
-				n.e.t.Errorf("node %s: Provider.Wait: %v", n.name, err)
+				n.e.errorf("node %s: Provider.Wait: %v", n.name, err)
 			}
 			return
 		}
@@ -74,7 +74,7 @@ func (n *node) close() {
 	select {
 	case <-n.gone:
 	case <-time.After(n.e.bound):
-		n.e.t.Errorf("node %s: Provider.Wait has not returned %v after its context ended", n.name, n.e.bound)
+		n.e.errorf("node %s: Provider.Wait has not returned %v after its context ended", n.name, n.e.bound)
 		return
 	}
 	buf := make([]rdma.Event, 64)
@@ -166,7 +166,7 @@ func (n *node) await(what string, cond func() bool) bool {
 		case <-changed:
 		case <-tm.C:
 			n.e.t.Helper()
-			n.e.t.Errorf("node %s: waited %v for %s", n.name, n.e.bound, what)
+			n.e.errorf("node %s: waited %v for %s", n.name, n.e.bound, what)
 			return false
 		}
 	}

@@ -72,7 +72,7 @@ func (o *refOp) endLocked(status fault.Code, wrote bool) {
 	if status == 0 {
 		ev.Bytes = o.bytes
 	} else {
-		ev.Wrote = wrote && o.kind == rdma.OpWrite
+		ev.Wrote = wrote && o.kind == rdma.OpWrite && i.p.defect != "wrote-denied"
 	}
 	if i.p.defect == "lost-completion" && count%150 == 0 {
 		return

@@ -63,6 +63,7 @@ func testCompletionReleasesSource(e *env) {
 		}
 		e.must(local.mem.protect(false), "mprotect")
 		local.check("round %d: the source", round)
+		s.saysWrote(ops, remote)
 		s.fence(key)
 	}
 }
@@ -185,7 +186,7 @@ func testArrivalAfterBytes(e *env) {
 	remote.check("after all arrivals")
 	s.to.locked(func() {
 		if len(s.to.arrived) != n {
-			e.t.Errorf("%d distinct tags arrived, want %d", len(s.to.arrived), n)
+			e.errorf("%d distinct tags arrived, want %d", len(s.to.arrived), n)
 		}
 	})
 }
@@ -220,7 +221,7 @@ func testLeaks(outer *env) {
 			if t.Failed() {
 				return
 			}
-			e.t = t
+			e.t, e.over = t, false
 			e.noGoroutines(ignore)
 			if round == 0 {
 				before = openFDs(e)

@@ -71,7 +71,7 @@ func (s *session) try(ops ...rdma.Op) (int, error) {
 		given[i] = rdma.Op{}
 	}
 	if n < 0 || n > len(ops) {
-		s.e.t.Errorf("Post of %d operations returned %d", len(ops), n)
+		s.e.errorf("Post of %d operations returned %d", len(ops), n)
 		return 0, err
 	}
 	s.from.locked(func() {
@@ -150,12 +150,6 @@ func (s *session) result(id uint64) rdma.Event {
 	return ev
 }
 
-// completed reports whether an operation has completed.
-func (s *session) completed(id uint64) (done bool) {
-	s.from.locked(func() { done = s.from.ended[opKey{s.InitiatorID, id}] != nil })
-	return done
-}
-
 // do posts operations and requires each to end with status.
 func (s *session) do(status fault.Code, ops ...rdma.Op) {
 	s.e.t.Helper()
@@ -176,6 +170,19 @@ func (s *session) ends(ops []rdma.Op, allowed ...fault.Code) {
 			s.e.t.Fatalf("%s of %d ranges and %d bytes ended with status %v; allowed: %v",
 				kindName(o.Kind), len(o.Ranges), o.Bytes(), statusName(ev.Status), names(allowed))
 		}
+	}
+}
+
+// saysWrote: when every WRITE of ops failed and bytes of theirs are in remote, at least one must admit it.
+func (s *session) saysWrote(ops []rdma.Op, remote *region) {
+	s.e.t.Helper()
+	for _, o := range ops {
+		if ev := s.result(o.ID); ev.Status == 0 || ev.Wrote {
+			return
+		}
+	}
+	if CountClass(remote.bytes(), ClassSource) > 0 {
+		s.e.t.Fatalf("%d WRITEs failed and left bytes at the target, but all say that nothing was written", len(ops))
 	}
 }
 

@@ -1,9 +1,9 @@
 package fabrictest_test
 
 import (
-	"bytes"
 	"os"
 	"os/exec"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -23,32 +23,33 @@ func TestSeededDefectsAreFound(t *testing.T) {
 	if os.Getenv(defectEnv) != "" {
 		t.Fatal("a process with a seeded defect must run TestReference only")
 	}
-	for _, tt := range []struct{ defect, test string }{
-		{"no-fence", "NoLateByte/Fence"},
-		{"no-fence-wait", "FenceUnderLoad"},
-		{"read-not-fenced", "FenceStopsReads"},
-		{"fence-session", "FenceIsPrecise"},
-		{"region-close-leaves-windows", "NoLateByte/RemoteRegionClose"},
-		{"deadline-timer", "DeadlineStopsPlacement"},
-		{"deadline-at-start", "DeadlineInMidOperation"},
-		{"no-bounds", "OutOfBounds"},
-		{"bounds-late", "OutOfBounds"},
-		{"stale-key", "StaleKey"},
-		{"any-access", "AccessIsOneWay"},
-		{"source-after-completion", "CompletionReleasesSource"},
-		{"cancel-waits", "CompletionReleasesSource"},
-		{"late-read", "CancelStopsRead"},
-		{"early-arrival", "ArrivalAfterBytes"},
-		{"early-success", "ArrivalAfterBytes"},
-		{"double-completion", "EveryOpCompletes"},
-		{"lost-completion", "EveryOpCompletes"},
-		{"down-first", "PeerDeath"},
-		{"no-down", "PeerDeath"},
-		{"post-blocks", "BackPressure"},
-		{"no-byte-window", "BackPressure"},
-		{"lost-wakeup", "Sizes"},
-		{"leak-goroutine", "Leaks"},
-		{"leak-fd", "Leaks"},
+	for _, tt := range []struct{ defect, test, says string }{
+		{"no-fence", "NoLateByte/Fence", "WRITE after Fence: region"},
+		{"no-fence-wait", "FenceUnderLoad", "bytes landed after Fence had returned nil"},
+		{"read-not-fenced", "FenceStopsReads", "were read by the peer"},
+		{"fence-session", "FenceIsPrecise", "ended with status StaleKey; allowed: [success]"},
+		{"region-close-leaves-windows", "NoLateByte/RemoteRegionClose", "WRITE after RemoteRegionClose: region"},
+		{"deadline-timer", "DeadlineStopsPlacement", "ended with success, want DeadlineExceeded"},
+		{"deadline-at-start", "DeadlineInMidOperation", "deadline passed in the middle: region"},
+		{"no-bounds", "OutOfBounds", "ended with success, want OutOfBounds"},
+		{"bounds-late", "OutOfBounds", "among good ranges: region"},
+		{"stale-key", "StaleKey", "a fenced key: ended with success, want StaleKey"},
+		{"any-access", "AccessIsOneWay", "ended with success, want PermissionDenied"},
+		{"source-after-completion", "CompletionReleasesSource", "in the source after the completion arrived"},
+		{"cancel-waits", "CompletionReleasesSource", "for a completion"},
+		{"late-read", "CancelStopsRead", "after the completion of a cancelled READ: region"},
+		{"early-arrival", "ArrivalAfterBytes", "an arrival was polled before its bytes"},
+		{"early-success", "ArrivalAfterBytes", "completed with success before its bytes"},
+		{"double-completion", "EveryOpCompletes", "completed 2 times"},
+		{"lost-completion", "EveryOpCompletes", "for the completion of every operation taken"},
+		{"down-first", "PeerDeath", "after EventDown"},
+		{"no-down", "PeerDeath", "for EventDown of a session that was cut"},
+		{"post-blocks", "BackPressure", "Post into a full window has not returned"},
+		{"no-byte-window", "BackPressure", "its window of"},
+		{"wrote-denied", "DeadlineInMidOperation", "all say that nothing was written"},
+		{"lost-wakeup", "Sizes", "for a completion"},
+		{"leak-goroutine", "Leaks", "goroutines are left"},
+		{"leak-fd", "Leaks", "for the file descriptors of closed providers"},
 	} {
 		t.Run(tt.defect, func(t *testing.T) {
 			t.Parallel()
@@ -57,12 +58,13 @@ func TestSeededDefectsAreFound(t *testing.T) {
 			out, err := c.CombinedOutput()
 			var exit *exec.ExitError
 			require.ErrorAs(t, err, &exit, "the suite did not find it:\n%s", out)
-			assert.True(t, bytes.Contains(out, []byte("--- FAIL: TestReference/"+tt.test)), "another failure than that of %s:\n%s", tt.test, out)
+			assert.Contains(t, string(out), "--- FAIL: TestReference/"+tt.test, "another failure than that of %s:\n%s", tt.test, out)
+			assert.Contains(t, string(out), tt.says, "found for another reason")
 		})
 	}
 }
 
 // anchored anchors each level of a subtest's name.
 func anchored(name string) string {
-	return string(bytes.ReplaceAll([]byte(name), []byte("/"), []byte("$/^")))
+	return strings.ReplaceAll(name, "/", "$/^")
 }

@@ -15,13 +15,13 @@ func testCaps(e *env) {
 	for _, n := range []*node{e.a, e.b} {
 		c := n.p.Caps()
 		if n.p.Name() == "" {
-			e.t.Errorf("node %s: Provider.Name is empty", n.name)
+			e.errorf("node %s: Provider.Name is empty", n.name)
 		}
 		if c.MaxRanges < 1 || c.MaxOpBytes < 1 || c.MaxInFlight < 1 || c.MaxInFlightLen < 1 {
-			e.t.Errorf("node %s: a limit in Caps is below 1: %+v", n.name, c)
+			e.errorf("node %s: a limit in Caps is below 1: %+v", n.name, c)
 		}
 		if !c.Write && !c.Read {
-			e.t.Errorf("node %s: Caps has neither Write nor Read", n.name)
+			e.errorf("node %s: Caps has neither Write nor Read", n.name)
 		}
 		listed := map[rdma.MemoryKind]bool{}
 		for _, k := range c.Kinds {
@@ -36,7 +36,7 @@ func testCaps(e *env) {
 				continue
 			}
 			if _, err := n.p.Register(mem); fault.CodeOf(err) != fault.NotSupported {
-				e.t.Errorf("node %s: Register of memory kind %d, which Caps does not list: want NotSupported, got %v", n.name, k, err)
+				e.errorf("node %s: Register of memory kind %d, which Caps does not list: want NotSupported, got %v", n.name, k, err)
 			}
 		}
 	}
@@ -47,14 +47,14 @@ func testCaps(e *env) {
 	defer cancel()
 	e.within("Provider.Wait with a context that ends", func() {
 		if err := e.a.p.Wait(ctx); err == nil {
-			e.t.Error("Provider.Wait returned nil although nothing is due")
+			e.errorf("Provider.Wait returned nil although nothing is due")
 		}
 	})
 	if n := e.a.p.Poll(make([]rdma.Event, 4)); n != 0 {
-		e.t.Errorf("Poll gave %d events although nothing has happened", n)
+		e.errorf("Poll gave %d events although nothing has happened", n)
 	}
 	if n := e.a.p.Poll(nil); n != 0 {
-		e.t.Errorf("Poll into an empty slice returned %d", n)
+		e.errorf("Poll into an empty slice returned %d", n)
 	}
 }
 
@@ -190,7 +190,7 @@ func testConcurrentPosters(e *env) {
 							return
 						}
 						if ev.Status != 0 {
-							e.t.Errorf("%s ended with %v", kindName(kind), ev.Status)
+							e.errorf("%s ended with %v", kindName(kind), ev.Status)
 							return
 						}
 						moved(kind, local, remote, o.Ranges)
