@@ -14,15 +14,19 @@
 //   - No late byte: after Fence of a window returned nil, no byte of any operation on it lands or is read any more,
 //     whatever was in flight, delayed or posted again (FenceUnderLoad, NoLateByte).
 //   - Deadlines are permission, not timers: a provider that places in software compares the clock for every chunk;
-//     Caps.ChecksDeadline says so (DeadlineStopsPlacement).
+//     Caps.ChecksDeadline says so. The operation ends with DeadlineExceeded (DeadlineStopsPlacement,
+//     DeadlineInMidOperation).
 //   - Bounds: a byte outside a window's bounds is never touched, and the rest of such an operation neither; the
-//     operation ends with OutOfBounds (OutOfBounds). An unknown or fenced key ends it with StaleKey (StaleKey).
+//     operation ends with OutOfBounds (OutOfBounds, RegionEnd). An unknown or fenced key ends it with StaleKey
+//     (StaleKey), a window of the other access with PermissionDenied (AccessIsOneWay).
 //   - Exactly one completion per posted operation, whatever happens to session, peer or provider (EveryOpCompletes).
 //   - A completion, of any status, means that the provider touches the operation's local memory no more
 //     (CompletionReleasesSource).
 //   - A WRITE completes with success only after all its bytes are placed in the target's memory, and its arrival is
 //     reported at the target after the bytes are visible there (ArrivalAfterBytes). Order between operations is not
 //     promised; an arrival may be reported twice (a provider that fails over places twice), so users count distinct tags.
-//   - Post never blocks: a full window, by count or bytes, shows as n < len(ops) (BackPressure).
-//   - Local memory of a READ is placed by the initiator's own provider, so Cancel and Close fence it (CancelStopsRead).
+//     A WRITE of 0 bytes arrives too; a READ or a failed WRITE does not.
+//   - Post never blocks: a full window, by count or bytes, shows as n < len(ops) (BackPressure). An operation of more
+//     bytes than the window is taken when nothing is in flight (LargerThanTheWindow).
+//   - Local memory of a READ is placed by the initiator's own provider, so Cancel and Close fence it (CancelStopsRead, NoLateByte).
 package rdma

@@ -34,10 +34,11 @@ type Caps struct {
 	MaxRanges      int    // ranges in one Op
 	MaxOpBytes     uint64 // bytes in one Op
 	MaxInFlight    int    // operations posted and not completed, a session
-	MaxInFlightLen uint64 // bytes posted and not completed, a session
+	MaxInFlightLen uint64 // bytes posted and not completed, a session; a larger operation is taken when it is alone
 }
 
-// Provider is one fabric inside one node. All methods are safe for concurrent use.
+// Provider is one fabric inside one node. All methods are safe for concurrent use, those of its regions and sessions
+// too. Closing what is closed gives nil; using it gives Closed, except that Fence gives nil.
 type Provider interface {
 	Name() string
 	Caps() Caps
@@ -69,7 +70,8 @@ type Provider interface {
 type Region interface {
 	Memory() Memory
 	// Close deregisters. It fences every window on the region and cancels every operation that names it, and
-	// returns nil only when no byte of the memory can be touched any more.
+	// returns nil only when no byte of the memory can be touched any more; it does not wait for a peer. The
+	// operations end with Cancelled; those of peers that arrive later, with StaleKey. The sessions go on.
 	Close() error
 }
 
@@ -77,7 +79,7 @@ type Region interface {
 type Window struct {
 	Region   Region
 	Access   Access
-	Bounds   Bounds
+	Bounds   Bounds  // required; the region's own end holds besides it
 	Deadline Instant // 0: none
 }
 
@@ -129,11 +131,12 @@ func (o *Op) Bytes() uint64 {
 type Initiator interface {
 	// Post takes as many of ops as its window has room for, in order, and returns how many. n < len(ops) with a nil
 	// error is back-pressure: post the rest after completions. An error says that ops[n] is invalid (InvalidArgument,
-	// OutOfBounds for the local side, NotSupported) or the session has ended (PeerLost, Closed); ops[:n] were taken.
+	// also above Caps.MaxRanges or MaxOpBytes; OutOfBounds for the local side; NotSupported) or the session has ended
+	// (PeerLost by itself, Closed by Close); ops[:n] were taken.
 	Post(ops []Op) (n int, err error)
 
 	// Cancel ends operations early: each still pending one completes with Cancelled, at once as far as the local
-	// memory is concerned: the completion does not wait for the peer. Unknown ids are ignored.
+	// memory is concerned: the completion does not wait for the peer. Unknown ids are ignored. The session goes on.
 	Cancel(ids ...uint64)
 
 	// Close ends the session: everything pending completes with Closed.
