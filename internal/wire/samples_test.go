@@ -124,9 +124,9 @@ func goldenCases() []golden {
 		{Block: 5, State: StateRevoking}, {Block: 9, State: StateHeld}}))
 	add("evict", KindEvict, 9, &Evict{Cache: 1}, blocks)
 	add("lease", KindLease, 10, &LeaseRequest{Cache: 1, Mode: ModeWrite, TTLMillis: 30_000, Traceparent: sampleTraceparent}, blocks)
-	add("ok_lease", KindOK, 10, &LeaseInfo{Lease: 5, Ticket: sampleTicket().String(), Generation: 13}, nil)
+	add("ok_lease", KindOK, 10, &LeaseInfo{Lease: 5, Ticket: sampleTicket().Encode(), Generation: 13}, nil)
 	add("revoke", KindRevoke, 11, &Revoke{Lease: 5}, nil)
-	add("push", KindPush, 12, &PushRequest{Cache: 2, Ticket: sampleTicket().String(), TimeoutMillis: 30_000, Layerwise: true,
+	add("push", KindPush, 12, &PushRequest{Cache: 2, Ticket: sampleTicket().Encode(), TimeoutMillis: 30_000, Layerwise: true,
 		Traceparent: sampleTraceparent, SpanID: sampleSpan}, blocks)
 	add("ok_push", KindOK, 12, &PushInfo{Transfer: 6, TransferID: sampleTransfer, TraceID: sampleTrace, ParentID: sampleSpan, Sampled: true}, nil)
 	noReply("push_layer", KindPushLayer, nil, AppendLayerPart(nil, LayerPart{Transfer: 6, Layer: 29, First: 1, Count: 2}))

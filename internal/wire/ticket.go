@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
+	"strconv"
 	"strings"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
@@ -31,8 +32,11 @@ type TicketGrant struct {
 	Blocks uint32 `json:"blocks"`
 }
 
-// String makes the JSON-safe string that travels with a request. Never log it.
-func (t *Ticket) String() string {
+// String is what logs may show: never the capability.
+func (t *Ticket) String() string { return "ticket with " + strconv.Itoa(len(t.Grants)) + " grant(s)" }
+
+// Encode makes the JSON-safe string that travels with a request. Never log it.
+func (t *Ticket) Encode() string {
 	raw, err := json.Marshal(t)
 	if err != nil { // no field of Ticket can fail to marshal
 		panic(err)

@@ -24,7 +24,7 @@ func encodeTicket(t testing.TB, v any) string {
 }
 
 func TestTicketRoundTrip(t *testing.T) {
-	s := sampleTicket().String()
+	s := sampleTicket().Encode()
 	got, err := ParseTicket(s)
 	require.NoError(t, err)
 	assert.Equal(t, sampleTicket(), got)
@@ -39,11 +39,11 @@ func TestTicketRoundTrip(t *testing.T) {
 }
 
 func TestTicketRefusals(t *testing.T) {
-	good := sampleTicket().String()
+	good := sampleTicket().Encode()
 	change := func(f func(g *TicketGrant)) string {
 		k := sampleTicket()
 		f(&k.Grants[0])
-		return k.String()
+		return k.Encode()
 	}
 	bad := map[string]string{
 		"empty":             "",
@@ -65,7 +65,7 @@ func TestTicketRefusals(t *testing.T) {
 		"no node":           change(func(g *TicketGrant) { g.Node = "" }),
 		"no address":        change(func(g *TicketGrant) { g.Addr = "" }),
 		"no blocks":         change(func(g *TicketGrant) { g.Blocks = 0 }),
-		"second grant void": func() string { k := sampleTicket(); k.Grants = append(k.Grants, TicketGrant{}); return k.String() }(),
+		"second grant void": func() string { k := sampleTicket(); k.Grants = append(k.Grants, TicketGrant{}); return k.Encode() }(),
 	}
 	for n := range len(good) {
 		bad["truncated to "+good[:n]] = good[:n]
@@ -114,7 +114,7 @@ func TestBodiesKeepTheirSecrets(t *testing.T) {
 }
 
 func FuzzParseTicket(f *testing.F) {
-	f.Add(sampleTicket().String())
+	f.Add(sampleTicket().Encode())
 	f.Add(ticketPrefix)
 	f.Add(encodeTicket(f, map[string]any{"grants": []any{map[string]any{"node": "n"}}}))
 	f.Fuzz(func(t *testing.T, s string) {
@@ -124,7 +124,7 @@ func FuzzParseTicket(f *testing.F) {
 			require.Less(t, len(err.Error()), 200)
 			return
 		}
-		if again := k.String(); len(again) <= MaxTicket { // escaping may lengthen what was not written by String
+		if again := k.Encode(); len(again) <= MaxTicket { // escaping may lengthen what was not written by String
 			got, err := ParseTicket(again)
 			require.NoError(t, err)
 			require.Equal(t, k, got)

@@ -1,0 +1,345 @@
+package xfer
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+
+	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/internal/wire"
+	"github.com/kvxfer/kvxfer/rdma"
+	"github.com/kvxfer/kvxfer/xfer/blockdb"
+)
+
+// client is an attached process. Its fields are under Engine.mu.
+type client struct {
+	id      ClientID
+	info    ClientInfo
+	sink    Sink
+	gone    bool
+	regions map[uint64]*region
+	leases  int
+	pushes  int
+}
+
+// region is memory of a client, registered with every provider.
+type region struct {
+	id      uint64
+	key     [16]byte // the client's own random id
+	client  *client
+	name    string
+	mapping Mapping
+	inner   map[string]rdma.Region // by provider
+	cache   *cache                 // under Engine.mu
+}
+
+// close deregisters everywhere, which fences, and unmaps. If a provider cannot fence, the mapping stays for ever.
+func (r *region) close(e *Engine) error {
+	for name, in := range r.inner {
+		if err := in.Close(); err != nil {
+			e.o.Logger.Error("region is quarantined", "region", r.name, "provider", name, "error", err)
+			return fault.Wrap(fault.Internal, "deregister_region", err)
+		}
+	}
+	return r.mapping.Close()
+}
+
+var nameRule = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
+
+func checkName(op, name string) error {
+	if !nameRule.MatchString(name) {
+		return fault.Invalid(op, "name", "%.80q, allowed 1..64 of [A-Za-z0-9_.-], beginning with a letter or digit", name)
+	}
+	return nil
+}
+
+// AddClient attaches a process.
+func (e *Engine) AddClient(info ClientInfo, sink Sink) (ClientID, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.draining {
+		return 0, fault.New(fault.Draining, "connect", "node %s is shutting down", e.o.Node)
+	}
+	if len(e.clients) >= e.o.Limits.Clients {
+		return 0, fault.New(fault.ResourceExhausted, "connect", "%d clients are attached, allowed %d", len(e.clients), e.o.Limits.Clients)
+	}
+	c := &client{id: ClientID(e.id()), info: info, sink: sink, regions: map[uint64]*region{}}
+	e.clients[c.id] = c
+	return c.id, nil
+}
+
+// lookup returns a live client. The caller holds e.mu.
+func (e *Engine) lookup(op string, id ClientID) (*client, error) {
+	c := e.clients[id]
+	if c == nil || c.gone {
+		return nil, fault.New(fault.Closed, op, "the client is detached")
+	}
+	return c, nil
+}
+
+// ClientGone ends everything of a client and returns at once; memory is unmapped when it is fenced.
+func (e *Engine) ClientGone(id ClientID) {
+	e.mu.Lock()
+	c := e.clients[id]
+	if c == nil || c.gone {
+		e.mu.Unlock()
+		return
+	}
+	c.gone = true
+	regions := make([]*region, 0, len(c.regions))
+	for _, r := range c.regions {
+		regions = append(regions, r)
+	}
+	e.mu.Unlock()
+	e.wg.Go(func() {
+		for _, r := range regions {
+			e.mu.Lock()
+			ca := r.cache
+			e.mu.Unlock()
+			if ca != nil {
+				if err := e.endCache(context.Background(), ca, fault.ClientGone); err != nil {
+					e.o.Logger.Error("cache of a dead client could not be ended", "cache", ca.name, "error", err)
+					continue // quarantined: its memory stays mapped
+				}
+			}
+			if err := r.close(e); err != nil {
+				e.o.Logger.Error("region of a dead client could not be closed", "region", r.name, "error", err)
+			}
+		}
+		e.mu.Lock()
+		delete(e.clients, id)
+		e.idle.Broadcast()
+		e.mu.Unlock()
+	})
+}
+
+// RegisterRegion takes a client's memory over. On an error the caller closes m.
+func (e *Engine) RegisterRegion(id ClientID, r wire.RegisterRegion, m Mapping) (wire.RegionInfo, error) {
+	const op = "register_region"
+	if err := checkName(op, r.Name); err != nil {
+		return wire.RegionInfo{}, err
+	}
+	key, ok := parseHex16(r.ID)
+	if !ok {
+		return wire.RegionInfo{}, fault.Invalid(op, "id", "%.40q, want 32 hex digits", r.ID)
+	}
+	reg := &region{key: key, name: r.Name, mapping: m, inner: map[string]rdma.Region{}}
+	e.mu.Lock()
+	c, err := e.lookup(op, id)
+	if err == nil && len(c.regions) >= e.o.Limits.Regions {
+		err = fault.New(fault.ResourceExhausted, op, "%d regions, allowed %d", len(c.regions), e.o.Limits.Regions)
+	}
+	if err == nil {
+		for _, other := range c.regions {
+			if other.name == r.Name || other.key == key {
+				err = fault.New(fault.AlreadyExists, op, "the client has a region %q with this name or id", other.name)
+			}
+		}
+	}
+	if err != nil {
+		e.mu.Unlock()
+		return wire.RegionInfo{}, err
+	}
+	reg.id, reg.client = e.id(), c
+	c.regions[reg.id] = reg // the place is taken before the lock is dropped
+	e.mu.Unlock()
+
+	for _, p := range e.o.Providers {
+		in, err := p.Register(m.Memory())
+		if err != nil {
+			for _, done := range reg.inner {
+				_ = done.Close() // nothing was granted on it yet
+			}
+			e.mu.Lock()
+			delete(c.regions, reg.id)
+			e.mu.Unlock()
+			fe := fault.From(op, err)
+			fe.Region = r.Name
+			return wire.RegionInfo{}, fe
+		}
+		reg.inner[p.Name()] = in
+	}
+	return wire.RegionInfo{Region: reg.id, MemoryKind: m.Memory().Kind.String()}, nil
+}
+
+// DeregisterRegion fences and unmaps. Its cache must have been dropped.
+func (e *Engine) DeregisterRegion(_ context.Context, id ClientID, regionID uint64) error {
+	const op = "deregister_region"
+	e.mu.Lock()
+	c, err := e.lookup(op, id)
+	if err != nil {
+		e.mu.Unlock()
+		return err
+	}
+	r := c.regions[regionID]
+	switch {
+	case r == nil:
+		err = fault.New(fault.NotFound, op, "no region %d", regionID)
+	case r.cache != nil:
+		err = fault.Invalid(op, "region", "cache %q lies in it; drop the cache first", r.cache.name)
+	default:
+		delete(c.regions, regionID)
+	}
+	e.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return r.close(e)
+}
+
+// RegisterCache declares a KV cache in a region and brings back the committed blocks that the owner vouches for.
+func (e *Engine) RegisterCache(ctx context.Context, id ClientID, r wire.RegisterCache, vouched []wire.Vouch) (wire.CacheInfo, []uint32, error) {
+	const op = "register_cache"
+	none := wire.CacheInfo{}
+	if err := checkName(op, r.Name); err != nil {
+		return none, nil, err
+	}
+	for _, f := range [...]struct{ name, v string }{{"model", r.Model}, {"revision", r.Revision}, {"compat", r.Compat}} {
+		if len(f.v) > blockdb.MaxStringBytes || (f.name == "model" && f.v == "") {
+			return none, nil, fault.Invalid(op, f.name, "%d bytes, allowed %s..%d", len(f.v), map[bool]string{true: "1", false: "0"}[f.name == "model"], blockdb.MaxStringBytes)
+		}
+	}
+	e.mu.Lock()
+	c, err := e.lookup(op, id)
+	if err != nil {
+		e.mu.Unlock()
+		return none, nil, err
+	}
+	reg := c.regions[r.Region]
+	key := c.info.Tenant + "/" + r.Name
+	// A client that comes back finds its former connection's cache still being fenced: it waits for that.
+	e.awaitLocked(ctx, func() bool { old := e.names[key]; return old == nil || !old.client.gone })
+	switch {
+	case reg == nil || len(reg.inner) != len(e.o.Providers):
+		err = fault.New(fault.NotFound, op, "no region %d", r.Region)
+	case e.names[key] != nil:
+		err = fault.New(fault.AlreadyExists, op, "a cache %q is registered on this node", r.Name)
+	case reg.cache != nil:
+		err = fault.New(fault.AlreadyExists, op, "cache %q lies in this region", reg.cache.name)
+	}
+	if err != nil {
+		e.mu.Unlock()
+		return none, nil, err
+	}
+	ca := newCache(e, c, reg, r)
+	if err := ca.geometry.Validate(reg.mapping.Memory().Len); err != nil {
+		e.mu.Unlock()
+		return none, nil, err
+	}
+	ca.id = e.id()
+	e.names[key], reg.cache = ca, ca
+	e.mu.Unlock()
+
+	dev, ino := reg.mapping.Object()
+	vv := make([]blockdb.Vouch, len(vouched))
+	for i, v := range vouched {
+		vv[i] = blockdb.Vouch(v)
+	}
+	store, served, err := e.o.Store.Attach(blockdb.AttachSpec{
+		Name: key, Model: r.Model, NumBlocks: r.NumBlocks, LayoutDigest: ca.digest(),
+		Binding: blockdb.Binding{BootID: e.o.BootID, Dev: dev, Ino: ino, CacheID: ca.key},
+	}, vv)
+	e.mu.Lock()
+	if err != nil {
+		delete(e.names, key)
+		reg.cache = nil
+		e.mu.Unlock()
+		return none, nil, err
+	}
+	ca.store = store
+	e.caches[ca.id] = ca
+	e.mu.Unlock()
+	e.o.Directory.PutCache(CacheEntry{Name: r.Name, ID: hex16(ca.key), MemoryKind: reg.mapping.Memory().Kind.String(), Spec: r})
+	e.o.Logger.Info("cache registered", "cache", r.Name, "model", r.Model, "layout", r.Layout.String(), "blocks", r.NumBlocks, "served", len(served))
+	return wire.CacheInfo{Cache: ca.id, BlockBytes: r.Layout.BlockBytes()}, served, nil
+}
+
+// DropCache ends a cache's leases and pushes, waits for their fences and forgets its blocks.
+func (e *Engine) DropCache(ctx context.Context, id ClientID, cacheID uint64) error {
+	ca, err := e.ownCache("drop_cache", id, cacheID)
+	if err != nil {
+		return err
+	}
+	return e.endCache(ctx, ca, fault.LeaseRevoked)
+}
+
+// endCache is the one way a cache ends. A second caller waits for the first.
+func (e *Engine) endCache(ctx context.Context, ca *cache, code fault.Code) error {
+	ca.mu.Lock()
+	ca.ending = true // nothing new begins from here on
+	ca.mu.Unlock()
+	for _, l := range e.allLeases() {
+		if l.cache == ca {
+			l.revoke(code)
+		}
+	}
+	for _, p := range e.allPushes() {
+		if p.cache == ca {
+			p.cancel(code)
+		}
+	}
+	if err := ca.waitUnused(ctx); err != nil {
+		return err
+	}
+	e.mu.Lock()
+	first := e.caches[ca.id] == ca
+	delete(e.caches, ca.id)
+	e.mu.Unlock()
+	if !first {
+		return nil
+	}
+	// A client that dropped its cache will not come back with it; one that is gone may, with the same memory.
+	end := ca.store.Detach
+	if code == fault.LeaseRevoked {
+		end = ca.store.Drop
+	}
+	err := end()
+	e.o.Directory.DropCache(ca.name)
+	e.mu.Lock()
+	delete(e.names, ca.client.info.Tenant+"/"+ca.name)
+	ca.region.cache = nil
+	e.idle.Broadcast()
+	e.mu.Unlock()
+	return err
+}
+
+func (e *Engine) ownCache(op string, id ClientID, cacheID uint64) (*cache, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if _, err := e.lookup(op, id); err != nil {
+		return nil, err
+	}
+	ca := e.caches[cacheID]
+	if ca == nil || ca.client.id != id {
+		return nil, fault.New(fault.NotFound, op, "no cache %d", cacheID)
+	}
+	return ca, nil
+}
+
+// Blocks counts a cache's blocks by state; the array lists those that are not FREE as {block u32, state u32, generation u64}.
+func (e *Engine) Blocks(id ClientID, cacheID uint64) (wire.BlocksInfo, []byte, error) {
+	ca, err := e.ownCache("blocks", id, cacheID)
+	if err != nil {
+		return wire.BlocksInfo{}, nil, err
+	}
+	return ca.states()
+}
+
+// Evict makes committed blocks FREE; after it returned nobody reads or serves them.
+func (e *Engine) Evict(_ context.Context, id ClientID, cacheID uint64, blocks []uint32) error {
+	ca, err := e.ownCache("evict", id, cacheID)
+	if err != nil {
+		return err
+	}
+	if err := ca.geometry.CheckBlocks("evict", blocks); err != nil {
+		return err
+	}
+	ca.mu.Lock()
+	defer ca.mu.Unlock()
+	for _, b := range blocks {
+		if ca.held[b] > 0 {
+			return &fault.Error{Code: fault.BlocksBusy, Op: "evict", Region: ca.name, Field: "blocks", Detail: fmt.Sprintf("block %d is held by a transfer", b)}
+		}
+	}
+	return ca.store.Evict(blocks)
+}

@@ -1,0 +1,222 @@
+package xfer
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"log/slog"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/rdma"
+	"github.com/kvxfer/kvxfer/xfer/blockdb"
+)
+
+// Limits bound what one client may hold at a time.
+type Limits struct {
+	Clients int
+	Regions int // per client
+	Leases  int // per client
+	Pushes  int // per client
+}
+
+// DefaultLimits are generous for an inference worker and small for an attacker.
+var DefaultLimits = Limits{Clients: 256, Regions: 64, Leases: 8192, Pushes: 8192}
+
+// Options compose an engine.
+type Options struct {
+	Node      string
+	Epoch     string // 32 hex digits
+	BootID    string
+	Addr      string // what peers dial; it goes into tickets
+	Clock     Clock
+	Providers []rdma.Provider
+	Store     *blockdb.DB
+	Dialer    Dialer
+	Directory Directory
+	Tracer    trace.Tracer
+	Logger    *slog.Logger
+	Limits    Limits // zero: DefaultLimits
+}
+
+// Engine is a node's transfers. All methods are safe for concurrent use.
+type Engine struct {
+	o    Options
+	stop context.CancelFunc
+	ctx  context.Context
+	wg   sync.WaitGroup
+
+	mu       sync.Mutex
+	idle     *sync.Cond // signalled when a lease or push is gone
+	draining bool
+	clients  map[ClientID]*client
+	caches   map[uint64]*cache
+	names    map[string]*cache // by tenant and name
+	leases   map[uint64]*lease
+	grants   map[blockdb.LeaseID]*lease
+	pushes   map[uint64]*push
+	links    map[Link]*linkState
+	sessions map[rdma.SessionID]*linkState
+	past     pastLeases
+	nextID   uint64
+}
+
+// New starts an engine: one goroutine a provider.
+func New(o Options) *Engine {
+	if o.Limits == (Limits{}) {
+		o.Limits = DefaultLimits
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	e := &Engine{o: o, ctx: ctx, stop: stop,
+		clients: map[ClientID]*client{}, caches: map[uint64]*cache{}, names: map[string]*cache{},
+		leases: map[uint64]*lease{}, grants: map[blockdb.LeaseID]*lease{}, pushes: map[uint64]*push{},
+		links: map[Link]*linkState{}, sessions: map[rdma.SessionID]*linkState{}}
+	e.idle = sync.NewCond(&e.mu)
+	for _, p := range o.Providers {
+		e.wg.Go(func() { e.poll(p) })
+	}
+	return e
+}
+
+// id returns a handle that this engine never gave out before. The caller holds e.mu.
+func (e *Engine) id() uint64 {
+	e.nextID++
+	return e.nextID
+}
+
+// SetDialer completes the composition where the dialer needs the engine first.
+func (e *Engine) SetDialer(d Dialer) { e.o.Dialer = d }
+
+// Drain stops granting and starting, waits for what runs until ctx ends, then ends the rest with Draining and waits
+// for its fences. After it returns nothing of a client's memory can be touched by a peer.
+func (e *Engine) Drain(ctx context.Context) {
+	e.mu.Lock()
+	e.draining = true
+	e.mu.Unlock()
+	e.waitIdle(ctx)
+	for _, l := range e.allLeases() {
+		l.revoke(fault.Draining)
+	}
+	for _, p := range e.allPushes() {
+		p.cancel(fault.Draining)
+	}
+	// A fence never waits for a peer, so this is bounded; the limit only guards against a provider's defect.
+	bound, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	e.waitIdle(bound)
+}
+
+// waitIdle returns when no lease or push is left, or when ctx ends.
+func (e *Engine) waitIdle(ctx context.Context) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.awaitLocked(ctx, func() bool { return len(e.leases)+len(e.pushes) == 0 })
+}
+
+// awaitLocked waits until done says so or ctx ends. The caller holds e.mu, which is given up while waiting.
+func (e *Engine) awaitLocked(ctx context.Context, done func() bool) {
+	if done() {
+		return
+	}
+	defer context.AfterFunc(ctx, func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.idle.Broadcast()
+	})()
+	for !done() && ctx.Err() == nil {
+		e.idle.Wait()
+	}
+}
+
+// Close ends every client and stops the engine's goroutines. Providers and the store are the caller's to close.
+func (e *Engine) Close() {
+	e.mu.Lock()
+	e.draining = true
+	ids := make([]ClientID, 0, len(e.clients))
+	for id := range e.clients {
+		ids = append(ids, id)
+	}
+	e.mu.Unlock()
+	for _, id := range ids {
+		e.ClientGone(id)
+	}
+	e.mu.Lock()
+	for len(e.clients) > 0 {
+		e.idle.Wait()
+	}
+	e.mu.Unlock()
+	e.stop()
+	e.wg.Wait()
+}
+
+// Stats counts what the engine holds.
+type Stats struct{ Clients, Caches, Leases, Transfers, Links int }
+
+// Stats returns the counts.
+func (e *Engine) Stats() Stats {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return Stats{Clients: len(e.clients), Caches: len(e.caches), Leases: len(e.leases), Transfers: len(e.pushes), Links: len(e.links)}
+}
+
+// Draining says whether Drain has begun.
+func (e *Engine) Draining() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.draining
+}
+
+func (e *Engine) allLeases() []*lease {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	out := make([]*lease, 0, len(e.leases))
+	for _, l := range e.leases {
+		out = append(out, l)
+	}
+	return out
+}
+
+func (e *Engine) allPushes() []*push {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	out := make([]*push, 0, len(e.pushes))
+	for _, p := range e.pushes {
+		out = append(out, p)
+	}
+	return out
+}
+
+// millis turns a wire duration into an instant from now.
+func (e *Engine) millis(ms int64) rdma.Instant {
+	return e.o.Clock.Now() + rdma.Instant(time.Duration(ms)*time.Millisecond)
+}
+
+// remaining turns an instant into wire milliseconds, at least 0.
+func (e *Engine) remaining(at rdma.Instant) int64 {
+	return max(0, int64(time.Duration(at-e.o.Clock.Now())/time.Millisecond))
+}
+
+// MaxWait is the longest lease or transfer, in milliseconds: a day.
+const MaxWait = 24 * 60 * 60 * 1000
+
+func checkMillis(op, field string, ms int64) error {
+	if ms < 1 || ms > MaxWait {
+		return fault.Invalid(op, field, "%d, allowed 1..%d milliseconds", ms, MaxWait)
+	}
+	return nil
+}
+
+func random16() (b [16]byte) {
+	_, _ = rand.Read(b[:]) // it never fails: crypto/rand ends the process instead
+	return b
+}
+
+func hex16(b [16]byte) string { return hex.EncodeToString(b[:]) }
+
+func parseHex16(s string) (b [16]byte, ok bool) {
+	raw, err := hex.DecodeString(s)
+	return [16]byte(append(raw, make([]byte, 16)...)), err == nil && len(raw) == 16
+}

@@ -1,0 +1,338 @@
+package xfer
+
+import (
+	"sync"
+
+	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/internal/wire"
+	"github.com/kvxfer/kvxfer/rdma"
+	"github.com/kvxfer/kvxfer/xfer/layout"
+	"github.com/kvxfer/kvxfer/xfer/protocol"
+)
+
+// linkState is what the engine knows of a link: which pushes and leases use it.
+type linkState struct {
+	e        *Engine
+	link     Link
+	provider string
+	out      *outQueue // source side; nil on the side that accepted
+
+	mu      sync.Mutex
+	down    bool
+	binding map[uint64]*push    // source: by request id
+	pushes  map[uint64]*push    // source: by the target's handle
+	leases  map[uint64]*lease   // target: by handle
+	windows map[rdma.Key]*lease // target: by window
+	handles uint64
+}
+
+// LinkUp makes a link known. It comes before the link's first frame.
+func (e *Engine) LinkUp(l Link) {
+	name, _ := l.Provider()
+	ls := &linkState{e: e, link: l, provider: name, binding: map[uint64]*push{}, pushes: map[uint64]*push{},
+		leases: map[uint64]*lease{}, windows: map[rdma.Key]*lease{}}
+	if init := l.Initiator(); init != nil {
+		ls.out = newOutQueue(e, init, e.caps(name))
+	}
+	e.mu.Lock()
+	e.links[l], e.sessions[l.Session()] = ls, ls
+	e.mu.Unlock()
+}
+
+func (e *Engine) caps(provider string) rdma.Caps {
+	for _, p := range e.o.Providers {
+		if p.Name() == provider {
+			return p.Caps()
+		}
+	}
+	return rdma.Caps{}
+}
+
+func (e *Engine) state(l Link) *linkState {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.links[l]
+}
+
+// LinkDown ends everything on a link. It is no fence: each lease on it is fenced by its own step.
+func (e *Engine) LinkDown(l Link, reason error) {
+	e.mu.Lock()
+	ls := e.links[l]
+	delete(e.links, l)
+	e.mu.Unlock()
+	if ls == nil {
+		return
+	}
+	ls.mu.Lock()
+	ls.down = true
+	pushes := make([]*push, 0, len(ls.binding)+len(ls.pushes))
+	for _, p := range ls.binding {
+		pushes = append(pushes, p)
+	}
+	for _, p := range ls.pushes {
+		pushes = append(pushes, p)
+	}
+	leases := make([]*lease, 0, len(ls.leases))
+	for _, x := range ls.leases {
+		leases = append(leases, x)
+	}
+	ls.mu.Unlock()
+	if len(pushes)+len(leases) > 0 {
+		e.o.Logger.Warn("link lost with transfers on it", "peer", l.Peer().Node, "pushes", len(pushes), "leases", len(leases), "reason", reason)
+	}
+	for _, p := range pushes {
+		p.step(protocol.PushEvent{Kind: protocol.PushPeerLost})
+	}
+	for _, x := range leases {
+		x.peerLost()
+	}
+	// A source's session stays known until its last completion: only that releases the client's memory.
+	if ls.out == nil || ls.out.shut() {
+		e.dropSession(l.Session())
+	}
+}
+
+func (e *Engine) dropSession(id rdma.SessionID) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.sessions, id)
+}
+
+// LinkFrame takes one frame of the peer. It is called by one goroutine a link.
+func (e *Engine) LinkFrame(l Link, f wire.Frame) {
+	ls := e.state(l)
+	if ls == nil {
+		return
+	}
+	if err := ls.frame(f); err != nil {
+		e.o.Logger.Warn("peer broke the protocol", "peer", l.Peer().Node, "kind", f.Kind.String(), "error", err)
+		l.Close(err)
+	}
+}
+
+func (ls *linkState) frame(f wire.Frame) error {
+	source := ls.out != nil
+	switch {
+	case source && (f.Kind == wire.KindOK || f.Kind == wire.KindError):
+		return ls.bindAnswer(f)
+	case source && f.Kind == wire.KindDone:
+		var d wire.Done
+		if err := f.Decode(&d); err != nil {
+			return err
+		}
+		if p := ls.takePush(d.Handle); p != nil {
+			p.step(protocol.PushEvent{Kind: protocol.PushDone})
+		}
+		return nil
+	case source && f.Kind == wire.KindEnded:
+		var d wire.Ended
+		if err := f.Decode(&d); err != nil {
+			return err
+		}
+		if p := ls.takePush(d.Handle); p != nil {
+			p.peerEnded(fault.From("push", fault.FromWire(d.Error)))
+		}
+		return nil
+	case !source && f.Kind == wire.KindBind:
+		var b wire.Bind
+		if err := f.Decode(&b); err != nil {
+			return err
+		}
+		ls.e.onBind(ls, f.Request, b)
+		return nil
+	case !source && f.Kind == wire.KindFin:
+		var b wire.Fin
+		if err := f.Decode(&b); err != nil {
+			return err
+		}
+		if len(f.Array) > wire.MaxNotification {
+			return fault.New(fault.ProtocolViolation, "fin", "a notification of %d bytes, allowed 0..%d", len(f.Array), wire.MaxNotification)
+		}
+		if l := ls.lease(b.Handle); l != nil {
+			l.mu.Lock()
+			if l.note == nil {
+				l.note = f.Array
+			}
+			l.run(protocol.LeaseEvent{Kind: protocol.LeaseFin, Pieces: b.Pieces})
+			l.mu.Unlock()
+		}
+		return nil
+	case !source && f.Kind == wire.KindAbort:
+		var b wire.Abort
+		if err := f.Decode(&b); err != nil {
+			return err
+		}
+		code := fault.Cancelled
+		if b.Error != nil && b.Error.Code.Known() {
+			code = b.Error.Code
+		}
+		if l := ls.lease(b.Handle); l != nil {
+			l.step(protocol.LeaseEvent{Kind: protocol.LeaseAbort, Code: code})
+		}
+		return nil
+	case f.Kind == wire.KindPeerBye:
+		return nil // the peer refuses new transfers by itself
+	}
+	return fault.New(fault.ProtocolViolation, "link", "%s is not allowed here", f.Kind)
+}
+
+// bindAnswer takes BOUND or a refusal.
+func (ls *linkState) bindAnswer(f wire.Frame) error {
+	ls.mu.Lock()
+	p := ls.binding[f.Request]
+	delete(ls.binding, f.Request)
+	ls.mu.Unlock()
+	if p == nil {
+		if f.Request == 0 {
+			return fault.New(fault.ProtocolViolation, "link", "the peer ended the link")
+		}
+		return nil
+	}
+	if f.Kind == wire.KindError {
+		var w fault.Wire
+		if err := f.Decode(&w); err != nil {
+			return err
+		}
+		p.refused(fault.FromWire(&w))
+		return nil
+	}
+	var b wire.Bound
+	if err := f.Decode(&b); err != nil {
+		return err
+	}
+	blocks, err := wire.U32s("blocks", f.Array)
+	if err != nil {
+		return err
+	}
+	dst := layout.Geometry{Layout: b.Layout, NumBlocks: b.NumBlocks}
+	if err := dst.Validate(^uint64(0)); err != nil {
+		return err
+	}
+	if err := dst.CheckBlocks("bind", blocks); err != nil {
+		return err
+	}
+	ls.mu.Lock()
+	ls.pushes[b.Handle] = p
+	ls.mu.Unlock()
+	p.bound(ls, b.Handle, rdma.Key(b.Key), dst, blocks)
+	return nil
+}
+
+func (ls *linkState) takePush(handle uint64) *push {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	p := ls.pushes[handle]
+	delete(ls.pushes, handle)
+	return p
+}
+
+func (ls *linkState) lease(handle uint64) *lease {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	return ls.leases[handle]
+}
+
+func (ls *linkState) window(k rdma.Key) *lease {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	return ls.windows[k]
+}
+
+// addLease names a bound lease on this link. The caller holds the lease's lock.
+func (ls *linkState) addLease(k rdma.Key, l *lease) uint64 {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	ls.handles++
+	ls.leases[ls.handles], ls.windows[k] = l, l
+	if ls.down { // LinkDown came between the bind and here and did not see this lease
+		ls.e.wg.Go(l.peerLost)
+	}
+	return ls.handles
+}
+
+func (ls *linkState) dropLease(handle uint64, k rdma.Key) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	delete(ls.leases, handle)
+	delete(ls.windows, k)
+}
+
+// addBinding registers a push that waits for its answer; false: the link is down.
+func (ls *linkState) addBinding(request uint64, p *push) bool {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	if ls.down {
+		return false
+	}
+	ls.binding[request] = p
+	return true
+}
+
+func (ls *linkState) dropPush(request, handle uint64) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	// A push that ended before the answer stays registered: the answer must be met with ABORT.
+	if handle != 0 {
+		delete(ls.pushes, handle)
+		delete(ls.binding, request)
+	}
+}
+
+// send queues a frame; a link that is down makes itself known by LinkDown.
+func (ls *linkState) send(kind wire.Kind, body any, array []byte) {
+	ls.sendFrame(kind, 0, body, array)
+}
+
+func (ls *linkState) sendFrame(kind wire.Kind, request uint64, body any, array []byte) {
+	f, err := wire.NewFrame(kind, request, body, array)
+	if err == nil {
+		err = ls.link.Send(f)
+	}
+	if err != nil {
+		ls.e.o.Logger.Debug("frame not sent", "peer", ls.link.Peer().Node, "kind", kind.String(), "error", err)
+	}
+}
+
+func (ls *linkState) answer(request uint64, body any, array []byte) {
+	ls.sendFrame(wire.KindOK, request, body, array)
+}
+
+func (ls *linkState) refuse(request uint64, err error) {
+	ls.sendFrame(wire.KindError, request, fault.ToWire(err), nil)
+}
+
+// poll moves a provider's events to leases and pushes.
+func (e *Engine) poll(p rdma.Provider) {
+	events := make([]rdma.Event, 256)
+	for {
+		n := p.Poll(events)
+		if n == 0 {
+			if err := p.Wait(e.ctx); err != nil {
+				return
+			}
+			continue
+		}
+		for i := range events[:n] {
+			e.event(&events[i])
+		}
+	}
+}
+
+func (e *Engine) event(ev *rdma.Event) {
+	e.mu.Lock()
+	ls := e.sessions[ev.Session]
+	e.mu.Unlock()
+	if ls == nil {
+		return // of a link that is down: its pushes and leases are ended by it
+	}
+	switch ev.Kind {
+	case rdma.EventCompletion:
+		ls.out.completed(ev)
+	case rdma.EventArrival:
+		if l := ls.window(ev.Key); l != nil {
+			l.step(protocol.LeaseEvent{Kind: protocol.LeaseArrival, Tag: layout.Tag(ev.Tag), Bytes: ev.Bytes})
+		}
+	case rdma.EventDown:
+		ls.link.Close(fault.New(ev.Status, "session", "the payload session ended"))
+	}
+}

@@ -1,0 +1,350 @@
+package xfer
+
+import (
+	"context"
+	"crypto/rand"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/internal/wire"
+	"github.com/kvxfer/kvxfer/rdma"
+	"github.com/kvxfer/kvxfer/xfer/layout"
+	"github.com/kvxfer/kvxfer/xfer/protocol"
+)
+
+// push drives protocol.Push: the source's side of a transfer.
+type push struct {
+	e          *Engine
+	id         uint64
+	transferID [16]byte
+	cache      *cache
+	client     *client
+	blocks     []uint32
+	ticket     wire.TicketGrant
+	deadline   rdma.Instant
+	begun      rdma.Instant
+	cancelDial context.CancelFunc
+
+	mu       sync.Mutex
+	m        *protocol.Push
+	queue    []protocol.PushEvent
+	effects  []protocol.PushEffect
+	stops    []func() bool
+	ls       *linkState
+	handle   uint64
+	key      rdma.Key
+	dst      layout.Geometry
+	dstBlock []uint32
+	plan     plan
+	note     []byte
+	cause    *fault.Error // the richest account of the failure that was heard
+	flight   flightClock
+	spans    sendSpans
+}
+
+// flightClock measures when bytes were in flight.
+type flightClock struct{ first, last, since, busy rdma.Instant }
+
+func (f *flightClock) up(now rdma.Instant) {
+	if f.first == 0 {
+		f.first = now
+	}
+	if f.since == 0 {
+		f.since = now
+	}
+}
+
+func (f *flightClock) down(now rdma.Instant, left uint64) {
+	f.last = now
+	if left == 0 && f.since != 0 {
+		f.busy += now - f.since
+		f.since = 0
+	}
+}
+
+// Push starts a transfer of own blocks to a ticket's lease and returns before the peer was asked.
+func (e *Engine) Push(id ClientID, r wire.PushRequest, blocks []uint32) (wire.PushInfo, error) {
+	const op = "push"
+	ca, err := e.ownCache(op, id, r.Cache)
+	if err != nil {
+		return wire.PushInfo{}, err
+	}
+	if err := checkMillis(op, "timeout_ms", r.TimeoutMillis); err != nil {
+		return wire.PushInfo{}, err
+	}
+	if err := ca.geometry.CheckBlocks(op, blocks); err != nil {
+		return wire.PushInfo{}, err
+	}
+	t, err := wire.ParseTicket(r.Ticket)
+	if err != nil {
+		return wire.PushInfo{}, err
+	}
+	if len(t.Grants) != 1 {
+		return wire.PushInfo{}, &fault.Error{Code: fault.NotSupported, Op: op, Field: "ticket", Detail: "a ticket of several nodes is not served by this version"}
+	}
+	if g := t.Grants[0]; int(g.Blocks) != len(blocks) {
+		return wire.PushInfo{}, fault.Invalid(op, "blocks", "%d blocks, the ticket's lease has %d", len(blocks), g.Blocks)
+	}
+	now := e.o.Clock.Now()
+	p := &push{e: e, transferID: random16(), cache: ca, client: ca.client, blocks: blocks, ticket: t.Grants[0],
+		begun: now, deadline: e.millis(r.TimeoutMillis)}
+	p.m = protocol.NewPush(ca.spec.Layout.Layers, uint32(len(blocks)), p.deadline)
+
+	e.mu.Lock()
+	c, err := e.lookup(op, id)
+	switch {
+	case err != nil:
+	case e.draining:
+		err = fault.New(fault.Draining, op, "node %s is shutting down", e.o.Node)
+	case c.pushes >= e.o.Limits.Pushes:
+		err = fault.New(fault.ResourceExhausted, op, "%d transfers, allowed %d", c.pushes, e.o.Limits.Pushes)
+	default:
+		c.pushes++
+	}
+	e.mu.Unlock()
+	if err != nil {
+		return wire.PushInfo{}, err
+	}
+	if err := ca.hold(blocks); err != nil {
+		e.mu.Lock()
+		c.pushes--
+		e.mu.Unlock()
+		return wire.PushInfo{}, err
+	}
+	if r.Traceparent == "" {
+		r.Traceparent = t.Traceparent
+	}
+	info := p.spans.begin(p, r.Traceparent, r.SpanID)
+
+	dial, cancel := context.WithTimeout(e.ctx, time.Duration(r.TimeoutMillis)*time.Millisecond)
+	p.cancelDial = cancel
+	p.mu.Lock()
+	e.mu.Lock()
+	p.id = e.id()
+	e.pushes[p.id] = p
+	e.mu.Unlock()
+	p.stops = append(p.stops, e.o.Clock.AfterFunc(p.deadline, p.tick))
+	p.mu.Unlock()
+	e.wg.Go(func() { p.connect(dial) })
+	info.Transfer, info.TransferID = p.id, hex16(p.transferID)
+	return info, nil
+}
+
+// connect finds the link and sends BIND.
+func (p *push) connect(ctx context.Context) {
+	defer p.cancelDial()
+	g := p.ticket
+	link, err := p.e.o.Dialer.Dial(ctx, PeerRef{Node: g.Node, Epoch: g.Epoch, Addr: g.Addr, Tenant: p.client.info.Tenant})
+	if err != nil {
+		p.refused(err)
+		return
+	}
+	ls := p.e.state(link)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.m.Phase() != protocol.PushBinding {
+		return
+	}
+	if ls == nil || !ls.addBinding(p.id, p) {
+		p.run(protocol.PushEvent{Kind: protocol.PushPeerLost})
+		return
+	}
+	p.ls = ls
+	p.spans.binding(p)
+	ls.sendFrame(wire.KindBind, p.id, wire.Bind{
+		Lease: g.Lease, Secret: g.Secret, Transfer: hex16(p.transferID), Attempt: 1,
+		Model: p.cache.spec.Model, Revision: p.cache.spec.Revision, Compat: p.cache.spec.Compat, Layout: p.cache.spec.Layout,
+		Blocks: uint32(len(p.blocks)), RemainingMillis: max(1, p.e.remaining(p.deadline)), Traceparent: p.spans.traceparent(),
+	}, nil)
+}
+
+// bound takes the target's answer. The geometries were compared by the target; the source compares again, since a
+// wrong answer would make it read the wrong bytes of its own client.
+func (p *push) bound(ls *linkState, handle uint64, key rdma.Key, dst layout.Geometry, blocks []uint32) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.handle, p.key, p.dst, p.dstBlock = handle, key, dst, blocks
+	p.spans.bound(p)
+	if err := layout.Compare(p.cache.spec.Layout, dst.Layout, layout.Identity{}, layout.Identity{}); err != nil || len(blocks) != len(p.blocks) {
+		p.run(protocol.PushEvent{Kind: protocol.PushBound}, protocol.PushEvent{Kind: protocol.PushCancel, Code: fault.LayoutMismatch})
+		return
+	}
+	p.plan = p.makePlan(ls.out.caps)
+	p.run(protocol.PushEvent{Kind: protocol.PushBound})
+}
+
+func (p *push) refused(err error) {
+	fe := fault.From("push", err)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.hear(fe)
+	p.spans.bindFailed(fe)
+	p.run(protocol.PushEvent{Kind: protocol.PushRefused, Code: fe.Code})
+}
+
+func (p *push) peerEnded(fe *fault.Error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.hear(fe)
+	p.run(protocol.PushEvent{Kind: protocol.PushPeerEnded, Code: fe.Code})
+}
+
+// hear keeps the first account with a text; the machine decides which code counts.
+func (p *push) hear(fe *fault.Error) {
+	if p.cause == nil || p.cause.Code == fault.StaleKey {
+		p.cause = fe
+	}
+}
+
+func (p *push) cancel(code fault.Code) {
+	p.cancelDial()
+	p.step(protocol.PushEvent{Kind: protocol.PushCancel, Code: code})
+}
+
+func (p *push) tick() { p.step(protocol.PushEvent{Kind: protocol.PushTick}) }
+
+func (p *push) step(events ...protocol.PushEvent) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.run(events...)
+}
+
+func (p *push) run(events ...protocol.PushEvent) {
+	p.queue = append(p.queue, events...)
+	for i := 0; i < len(p.queue); i++ {
+		ev := p.queue[i]
+		ev.Now = p.e.o.Clock.Now()
+		p.effects = p.m.Step(p.effects[:0], ev)
+		if ev.Kind == protocol.PushCompletion {
+			p.flight.down(ev.Now, p.m.Outstanding())
+			p.spans.completed(ev)
+		}
+		for _, f := range p.effects {
+			p.apply(f, ev.Now)
+		}
+	}
+	p.queue = p.queue[:0]
+}
+
+func (p *push) apply(f protocol.PushEffect, now rdma.Instant) {
+	switch f.Kind {
+	case protocol.PushPost:
+		p.flight.up(now)
+		p.spans.posting(p, f)
+		p.ls.out.add(p, f.Layer, f.First, f.Count)
+	case protocol.PushCancelOps:
+		for _, x := range p.ls.out.cancel(p) {
+			p.queue = append(p.queue, protocol.PushEvent{Kind: protocol.PushCompletion, Layer: x.layer, First: x.first, Count: x.count, Code: f.Code})
+		}
+	case protocol.PushSendFin:
+		p.spans.finishing(p)
+		p.ls.send(wire.KindFin, wire.Fin{Handle: p.handle, Pieces: p.m.Placed()}, p.note)
+	case protocol.PushSendAbort:
+		p.ls.send(wire.KindAbort, wire.Abort{Handle: p.handle, Error: fault.ToWire(&fault.Error{Code: f.Code, Op: "push"})}, nil)
+	case protocol.PushTickAt:
+		p.stops = append(p.stops, p.e.o.Clock.AfterFunc(f.At, p.tick))
+	case protocol.PushReleaseOwn:
+		p.cache.unhold(p.blocks)
+		p.forget()
+	case protocol.PushResult:
+		p.result(f)
+	case protocol.PushReleased:
+		p.client.sink.Released(wire.Released{Transfer: p.id})
+	case protocol.PushViolation:
+		ls := p.ls
+		p.e.wg.Go(func() {
+			ls.link.Close(fault.New(fault.ProtocolViolation, "push", "DONE for a transfer that had not finished"))
+		})
+	}
+}
+
+// forget takes the push out of every table; a late BOUND still finds it and is answered with ABORT.
+func (p *push) forget() {
+	for _, stop := range p.stops {
+		stop()
+	}
+	if p.ls != nil {
+		p.ls.dropPush(p.id, p.handle)
+	}
+	e := p.e
+	e.mu.Lock()
+	delete(e.pushes, p.id)
+	p.client.pushes--
+	e.idle.Broadcast()
+	e.mu.Unlock()
+}
+
+func (p *push) result(f protocol.PushEffect) {
+	ev := wire.TransferEvent{Transfer: p.id, TransferID: hex16(p.transferID), Peer: p.ticket.Node, Blocks: uint32(len(p.blocks)),
+		Bytes: p.m.Placed() * p.cache.spec.Layout.PieceBytes(), Released: f.Released, BusyNanos: int64(p.flight.busy)}
+	if p.ls != nil {
+		ev.Provider, ev.Reason = p.ls.link.Provider()
+	}
+	if p.flight.first != 0 {
+		ev.FirstNanos, ev.LastNanos = int64(p.flight.first-p.begun), int64(p.flight.last-p.begun)
+	}
+	var failure *fault.Error
+	if f.Code != 0 {
+		failure = &fault.Error{Code: f.Code, Op: "push", Peer: p.ticket.Node, Region: p.cache.name, MayHaveWritten: f.Wrote, Detail: f.Detail}
+		if c := p.cause; c != nil && c.Code == f.Code {
+			failure.Field, failure.Detail, failure.NoRetry = c.Field, c.Detail, c.NoRetry
+			if c.Err != nil && failure.Detail == "" {
+				failure.Detail = c.Err.Error()
+			}
+		}
+		ev.Error = fault.ToWire(failure)
+		p.e.o.Logger.Info("transfer ended", "transfer", ev.TransferID, "cache", p.cache.name, "peer", ev.Peer, "result", f.Code.String())
+	}
+	p.spans.ended(p, failure)
+	p.client.sink.TransferEnded(ev)
+}
+
+// own finds a client's push; nil when it has ended, which its event says or will say.
+func (e *Engine) own(id ClientID, transfer uint64) *push {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	p := e.pushes[transfer]
+	if p == nil || p.client.id != id {
+		return nil
+	}
+	return p
+}
+
+// PushLayer says that part of a layer is ready to be written.
+func (e *Engine) PushLayer(id ClientID, part wire.LayerPart) {
+	if p := e.own(id, part.Transfer); p != nil {
+		p.step(protocol.PushEvent{Kind: protocol.PushLayer, Layer: part.Layer, First: part.First, Count: part.Count})
+	}
+}
+
+// PushFinish says that everything was handed over.
+func (e *Engine) PushFinish(id ClientID, transfer uint64, notification []byte) {
+	p := e.own(id, transfer)
+	if p == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(notification) > wire.MaxNotification {
+		p.hear(fault.Invalid("push", "notification", "%d bytes, allowed 0..%d", len(notification), wire.MaxNotification))
+		p.run(protocol.PushEvent{Kind: protocol.PushCancel, Code: fault.InvalidArgument})
+		return
+	}
+	p.note = notification
+	p.run(protocol.PushEvent{Kind: protocol.PushFinish})
+}
+
+// PushCancel ends a transfer early.
+func (e *Engine) PushCancel(id ClientID, transfer uint64) {
+	if p := e.own(id, transfer); p != nil {
+		p.cancel(fault.Cancelled)
+	}
+}
+
+func randomSpanID() (id trace.SpanID) {
+	_, _ = rand.Read(id[:])
+	return id
+}

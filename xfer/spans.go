@@ -1,0 +1,264 @@
+package xfer
+
+import (
+	"context"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/internal/telemetry/attr"
+	"github.com/kvxfer/kvxfer/internal/wire"
+	"github.com/kvxfer/kvxfer/rdma"
+	"github.com/kvxfer/kvxfer/xfer/layout"
+	"github.com/kvxfer/kvxfer/xfer/protocol"
+)
+
+// remoteContext puts a W3C traceparent into ctx; one that cannot be read is ignored: tracing never fails a transfer.
+func remoteContext(ctx context.Context, traceparent string) context.Context {
+	return propagation.TraceContext{}.Extract(ctx, propagation.MapCarrier{"traceparent": traceparent})
+}
+
+func formatTraceparent(sc trace.SpanContext) string {
+	carrier := propagation.MapCarrier{}
+	propagation.TraceContext{}.Inject(trace.ContextWithSpanContext(context.Background(), sc), carrier)
+	return carrier["traceparent"]
+}
+
+// layerSpans holds the open span of each layer, at most attr.MaxBatchSpans in a transfer.
+type layerSpans struct {
+	open  map[uint32]*layerSpan
+	begun int
+}
+
+type layerSpan struct {
+	span trace.Span
+	left uint64
+}
+
+func (s *layerSpans) get(layer uint32, start func() trace.Span) *layerSpan {
+	if x := s.open[layer]; x != nil || s.begun >= attr.MaxBatchSpans {
+		return x
+	}
+	if s.open == nil {
+		s.open = map[uint32]*layerSpan{}
+	}
+	s.begun++
+	x := &layerSpan{span: start()}
+	s.open[layer] = x
+	return x
+}
+
+func (s *layerSpans) end(layer uint32) {
+	if x := s.open[layer]; x != nil {
+		x.span.End()
+		delete(s.open, layer)
+	}
+}
+
+func (s *layerSpans) endAll(failure *fault.Error) {
+	for layer, x := range s.open {
+		if failure != nil {
+			fail(x.span, failure)
+		}
+		s.end(layer)
+	}
+}
+
+// sendSpans are the source daemon's spans of a push, under the push's lock. Without a recording tracer they cost a
+// comparison.
+type sendSpans struct {
+	ctx       context.Context
+	push      trace.Span
+	bind, fin trace.Span
+	layers    layerSpans
+	batches   int
+}
+
+// begin starts the span of the transfer below the client's own span, whose id the client chose.
+func (s *sendSpans) begin(p *push, traceparent, clientSpan string) wire.PushInfo {
+	parent := trace.SpanContextFromContext(remoteContext(context.Background(), traceparent))
+	info := wire.PushInfo{}
+	config := trace.SpanContextConfig{TraceID: parent.TraceID(), TraceFlags: parent.TraceFlags(), Remote: true}
+	if parent.IsValid() {
+		info.ParentID = parent.SpanID().String()
+	} else {
+		config.TraceID, config.TraceFlags = trace.TraceID(random16()), trace.FlagsSampled
+	}
+	id, err := trace.SpanIDFromHex(clientSpan)
+	if err != nil { // the client has no span of its own
+		if id = parent.SpanID(); !id.IsValid() {
+			id = randomSpanID()
+		}
+	}
+	config.SpanID = id
+	ctx := trace.ContextWithRemoteSpanContext(context.Background(), trace.NewSpanContext(config))
+	s.ctx, s.push = p.e.o.Tracer.Start(ctx, attr.SpanPush, trace.WithSpanKind(trace.SpanKindProducer), trace.WithAttributes(
+		attr.KeyTransferID.String(hex16(p.transferID)), attr.KeyCache.String(p.cache.name), attr.KeyPeer.String(p.ticket.Node),
+		attr.KeyBlocks.Int(len(p.blocks))))
+	info.TraceID, info.Sampled = config.TraceID.String(), s.push.IsRecording()
+	return info
+}
+
+func (s *sendSpans) traceparent() string { return formatTraceparent(s.push.SpanContext()) }
+
+func (s *sendSpans) start(p *push, name string, attrs ...attribute.KeyValue) trace.Span {
+	_, span := p.e.o.Tracer.Start(s.ctx, name, trace.WithAttributes(attrs...))
+	return span
+}
+
+func (s *sendSpans) binding(p *push) {
+	name, reason := p.ls.link.Provider()
+	s.push.SetAttributes(attr.KeyProvider.String(name), attr.KeyProviderReason.String(reason))
+	s.bind = s.start(p, attr.SpanBind, attr.KeyEpoch.String(p.ticket.Epoch))
+}
+
+func (s *sendSpans) bound(*push) {
+	if s.bind != nil {
+		s.bind.End()
+	}
+}
+
+func (s *sendSpans) bindFailed(err error) {
+	if s.bind != nil {
+		fail(s.bind, err)
+		s.bind.End()
+	}
+}
+
+func (s *sendSpans) posting(p *push, f protocol.PushEffect) {
+	s.batches++
+	if !s.push.IsRecording() {
+		return
+	}
+	bytes := uint64(f.Count) * p.cache.spec.Layout.PieceBytes()
+	x := s.layers.get(f.Layer, func() trace.Span {
+		return s.start(p, attr.SpanBatch, attr.KeyLayer.Int64(int64(f.Layer)), attr.KeyBlocks.Int64(int64(f.Count)),
+			attr.KeyBytes.Int64(int64(bytes)), attr.KeyProvider.String(p.ls.provider))
+	})
+	if x != nil {
+		x.left += uint64(f.Count)
+	}
+}
+
+func (s *sendSpans) completed(ev protocol.PushEvent) {
+	x := s.layers.open[ev.Layer]
+	if x == nil {
+		return
+	}
+	if ev.Code != 0 {
+		fail(x.span, fault.New(ev.Code, "batch", ""))
+	}
+	if x.left -= min(x.left, uint64(ev.Count)); x.left == 0 {
+		s.layers.end(ev.Layer)
+	}
+}
+
+func (s *sendSpans) finishing(p *push) { s.fin = s.start(p, attr.SpanFin) }
+
+func (s *sendSpans) ended(p *push, failure *fault.Error) {
+	s.layers.endAll(failure)
+	if s.fin != nil {
+		s.fin.End()
+	}
+	s.push.SetAttributes(attr.KeyBatches.Int(s.batches), attr.KeyBytes.Int64(int64(p.m.Placed()*p.cache.spec.Layout.PieceBytes())))
+	endResult(s.push, failure)
+}
+
+func endResult(span trace.Span, failure *fault.Error) {
+	if failure == nil {
+		span.SetAttributes(attr.KeyResult.String("DONE"))
+	} else {
+		fail(span, failure)
+		span.SetAttributes(attr.KeyMayHaveWritten.Bool(failure.MayHaveWritten))
+	}
+	span.End()
+}
+
+// receiveSpans are the target daemon's spans of a lease that was bound, under the lease's lock.
+type receiveSpans struct {
+	ctx    context.Context
+	bind   trace.Span
+	layers layerSpans
+}
+
+// begin starts the bind span below the source's push span.
+func (s *receiveSpans) begin(l *lease, traceparent string, b *bindRequest) {
+	if s.ctx != nil {
+		return // a second bind, which will be refused
+	}
+	s.ctx = remoteContext(context.Background(), traceparent)
+	s.bind = s.start(l, attr.SpanBind, attr.KeyTransferID.String(b.transfer), attr.KeyPeer.String(b.ls.link.Peer().Node))
+}
+
+func (s *receiveSpans) start(l *lease, name string, attrs ...attribute.KeyValue) trace.Span {
+	_, span := l.e.o.Tracer.Start(s.ctx, name, trace.WithAttributes(attr.KeyLeaseID.String(hex16(l.grantID))), trace.WithAttributes(attrs...))
+	return span
+}
+
+func (s *receiveSpans) bound(*lease) { s.bind.End() }
+
+// arrived opens a layer's place span at its first piece.
+func (s *receiveSpans) arrived(l *lease, tag layout.Tag) {
+	if s.bind == nil || !s.bind.SpanContext().IsSampled() {
+		return
+	}
+	layer, _, _ := tag.Parts()
+	if l.m.LayerVisible(layer) || layer >= l.cache.spec.Layout.Layers {
+		return
+	}
+	s.layers.get(layer, func() trace.Span {
+		return s.start(l, attr.SpanPlace, attr.KeyLayer.Int64(int64(layer)), attr.KeyBlocks.Int(len(l.blocks)),
+			attr.KeyBytes.Int64(int64(len(l.blocks))*int64(l.cache.spec.Layout.PieceBytes())))
+	})
+}
+
+func (s *receiveSpans) layerPlaced(_ *lease, layer uint32) { s.layers.end(layer) }
+
+// fencing opens the fence span; the returned function ends it, from any goroutine.
+func (s *receiveSpans) fencing(l *lease, code fault.Code) func(error) {
+	reason := "complete"
+	if code != 0 {
+		reason = code.String()
+	}
+	span := s.start(l, attr.SpanFence, attr.KeyFenceReason.String(reason))
+	return func(err error) {
+		if err != nil {
+			fail(span, err)
+		}
+		span.End()
+	}
+}
+
+func (s *receiveSpans) ended(failure *fault.Error) {
+	s.layers.endAll(failure)
+	if s.bind != nil {
+		s.bind.End()
+	}
+}
+
+// plan is the part of a transfer that its layouts fix: how its layers become operations.
+type plan struct {
+	opPieces       uint32 // pieces in one operation
+	opsPerLayer    uint32
+	rangesPerLayer int // after merging neighbours
+}
+
+// makePlan works the plan out, in a span of its own.
+func (p *push) makePlan(caps rdma.Caps) plan {
+	l := p.cache.geometry.Layout
+	ranges := uint64(min(opRanges, caps.MaxRanges)) / l.Planes()
+	pl := plan{opPieces: uint32(max(1, min(ranges, min(opBytes, caps.MaxOpBytes)/l.PieceBytes())))}
+	pl.opsPerLayer = (uint32(len(p.blocks)) + pl.opPieces - 1) / pl.opPieces
+	span := p.spans.start(p, attr.SpanPlan)
+	if span.IsRecording() {
+		pl.rangesPerLayer = len(layout.Ranges(nil, p.cache.geometry, p.dst, p.blocks, p.dstBlock, 0, 0, uint32(len(p.blocks))))
+		span.SetAttributes(attr.KeyLayers.Int64(int64(l.Layers)), attr.KeyBlocks.Int(len(p.blocks)),
+			attr.KeyPieces.Int64(int64(l.Layers)*int64(len(p.blocks))), attr.KeyBatches.Int64(int64(l.Layers)*int64(pl.opsPerLayer)),
+			attr.KeyRanges.Int64(int64(l.Layers)*int64(pl.rangesPerLayer)),
+			attr.KeyBytes.Int64(int64(l.Layers)*int64(len(p.blocks))*int64(l.PieceBytes())))
+	}
+	span.End()
+	return pl
+}
