@@ -12,5 +12,3 @@ func (b bitmap) set(i uint64) bool {
 	b[w] |= m
 	return fresh
 }
-
-func (b bitmap) has(i uint64) bool { return b[i/64]&(1<<(i%64)) != 0 }
