@@ -127,6 +127,11 @@ func (e *Engine) Push(id ClientID, r wire.PushRequest, blocks []uint32) (wire.Pu
 	e.pushes[p.id] = p
 	e.mu.Unlock()
 	p.stops = append(p.stops, e.o.Clock.AfterFunc(p.deadline, p.tick))
+	if !r.Layerwise { // everything is ready now; FINISH still comes from the client, with its notification
+		for layer := range ca.spec.Layout.Layers {
+			p.run(protocol.PushEvent{Kind: protocol.PushLayer, Layer: layer})
+		}
+	}
 	p.mu.Unlock()
 	e.wg.Go(func() { p.connect(dial) })
 	info.Transfer, info.TransferID = p.id, hex16(p.transferID)

