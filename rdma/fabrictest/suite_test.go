@@ -29,7 +29,7 @@ func TestSeededDefectsAreFound(t *testing.T) {
 		{"read-not-fenced", "FenceStopsReads", "were read by the peer"},
 		{"fence-session", "FenceIsPrecise", "ended with status StaleKey; allowed: [success]"},
 		{"region-close-leaves-windows", "NoLateByte/RemoteRegionClose", "WRITE after RemoteRegionClose: region"},
-		{"deadline-timer", "DeadlineStopsPlacement", "ended with success, want DeadlineExceeded"},
+		{"deadline-timer", "DeadlineStopsPlacement", "ended with success, want LeaseExpired"},
 		{"deadline-at-start", "DeadlineInMidOperation", "deadline passed in the middle: region"},
 		{"no-bounds", "OutOfBounds", "ended with success, want OutOfBounds"},
 		{"bounds-late", "OutOfBounds", "among good ranges: region"},
