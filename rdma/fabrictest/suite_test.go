@@ -25,7 +25,7 @@ func TestSeededDefectsAreFound(t *testing.T) {
 	}
 	for _, tt := range []struct{ defect, test, says string }{
 		{"no-fence", "NoLateByte/Fence", "WRITE after Fence: region"},
-		{"no-fence-wait", "FenceUnderLoad", "bytes landed after Fence had returned nil"},
+		{"no-fence-wait", "FenceUnderLoad", "after Fence had returned nil"},
 		{"read-not-fenced", "FenceStopsReads", "were read by the peer"},
 		{"fence-session", "FenceIsPrecise", "ended with status StaleKey; allowed: [success]"},
 		{"region-close-leaves-windows", "NoLateByte/RemoteRegionClose", "WRITE after RemoteRegionClose: region"},
