@@ -83,6 +83,8 @@ func testFenceUnderLoad(e *env) {
 func testFenceStopsReads(e *env) {
 	const size, each = 4 << 20, 1 << 20
 	s := e.connect()
+	next := make([]byte, size)
+	Fill(next, ClassLater, e.rng.Uint64())
 	for round := range 12 {
 		remote, local := e.region(s.to, size, 0, ClassSource), e.region(s.from, size, 0, ClassTarget)
 		key := s.open(remote, rdma.OpRead)
@@ -90,18 +92,22 @@ func testFenceStopsReads(e *env) {
 		for off := uint64(0); off < size; off += each {
 			ops = append(ops, s.op(rdma.OpRead, local, key, rdma.Range{Local: off, Remote: off, Len: each}))
 		}
+		// Held back from the start, held back in the middle, or flowing.
+		release := func() {}
 		if e.pair.Stall != nil && round%3 == 0 {
-			release := e.stall(s)
-			ops = s.start(ops)
-			s.fence(key)
-			remote.recycle()
-			release()
-		} else {
-			ops = s.start(ops)
-			e.until("the first bytes of a READ", func() bool { return CountClass(sample(local.bytes()), ClassSource) > 0 })
-			s.fence(key)
-			remote.recycle()
+			release = e.stall(s)
 		}
+		ops = s.start(ops)
+		if e.pair.Stall == nil || round%3 != 0 {
+			e.until("the first bytes of a READ", func() bool { return CountClass(sample(local.bytes()), ClassSource) > 0 })
+		}
+		if e.pair.Stall != nil && round%3 == 1 {
+			release = e.stall(s)
+		}
+		s.fence(key)
+		copy(remote.bytes(), next) // at once: what is read late must meet it
+		remote.remember()
+		release()
 		s.ends(ops, 0, fault.StaleKey)
 		if n := CountClass(local.bytes(), ClassLater); n > 0 {
 			e.t.Fatalf("round %d: %d bytes that were stored after Fence had returned nil were read by the peer", round, n)
