@@ -14,7 +14,7 @@
 //   - No late byte: after Fence of a window returned nil, no byte of any operation on it lands or is read any more,
 //     whatever was in flight, delayed or posted again (FenceUnderLoad, NoLateByte).
 //   - Deadlines are permission, not timers: a provider that places in software compares the clock for every chunk;
-//     Caps.ChecksDeadline says so. The operation ends with DeadlineExceeded (DeadlineStopsPlacement,
+//     Caps.ChecksDeadline says so. The operation ends with LeaseExpired (DeadlineStopsPlacement,
 //     DeadlineInMidOperation).
 //   - Bounds: a byte outside a window's bounds is never touched, and the rest of such an operation neither; the
 //     operation ends with OutOfBounds (OutOfBounds, RegionEnd). An unknown or fenced key ends it with StaleKey

@@ -59,7 +59,8 @@ type Provider interface {
 	// operation or window are in order; nothing else is.
 	Poll(dst []Event) int
 
-	// Wait returns nil as soon as Poll would return something, or ctx's error. One goroutine waits at a time.
+	// Wait returns nil as soon as Poll would return something, or ctx's error, or Closed when the provider is closed
+	// and nothing is due. One goroutine waits at a time.
 	Wait(ctx context.Context) error
 
 	// Close ends every session as its Close does. Events that are due can still be polled afterwards.

@@ -309,6 +309,7 @@ func testAfterClose(e *env) {
 	for range 2 {
 		e.within("Provider.Close", func() { e.noErr(e.pair.A.Close(), "Provider.Close") })
 	}
+	e.a.wait("Provider.Wait to return Closed after Provider.Close", func() bool { return e.a.closed })
 	if _, err := e.pair.A.Register(local.mem.Host("late")); fault.CodeOf(err) != fault.Closed {
 		e.errorf("Register after Provider.Close: want Closed, got %v", err)
 	}

@@ -18,7 +18,7 @@ import (
 
 // What operations end with where rdma's documentation leaves no choice; one place, so that the suite is of one mind.
 const (
-	endAfterDeadline = fault.DeadlineExceeded
+	endAfterDeadline = fault.LeaseExpired
 	endWrongAccess   = fault.PermissionDenied
 )
 

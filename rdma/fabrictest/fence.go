@@ -11,12 +11,13 @@ import (
 // testFenceUnderLoad: Fence is called while WRITEs pour into the window. From its return on the region never changes,
 // although the traffic goes on, and the session's other window is served as before.
 func testFenceUnderLoad(e *env) {
-	const size = 1 << 20
+	// Small, so that the picture of it is taken before a byte that is only microseconds late has landed.
+	const size = 96 << 10
 	s := e.connect()
 	calm := e.region(s.to, size, 0, ClassTarget)
 	calmKey := s.open(calm, rdma.OpWrite)
 	sources := []*region{e.region(s.from, size, 0, ClassSource), e.region(s.from, size, 3, ClassSource)}
-	for round := range 12 {
+	for round := range 24 {
 		hot := e.region(s.to, size, 0, ClassTarget)
 		hotKey := s.open(hot, rdma.OpWrite)
 		stop := make(chan struct{})
@@ -58,7 +59,7 @@ func testFenceUnderLoad(e *env) {
 			})
 		}
 		e.until("traffic to flow", func() bool { return CountClass(sample(hot.bytes()), ClassSource) > 0 })
-		for range e.rng.IntN(200) {
+		for range e.rng.IntN(500) {
 			_ = CountClass(sample(hot.bytes()), ClassSource)
 		}
 		s.fence(hotKey)
@@ -80,27 +81,33 @@ func testFenceUnderLoad(e *env) {
 
 // testFenceStopsReads: after Fence of a window for reading, the bytes of the next owner never reach the peer.
 func testFenceStopsReads(e *env) {
-	const size = 512 << 10
+	const size, each = 4 << 20, 1 << 20
 	s := e.connect()
+	next := make([]byte, size)
+	Fill(next, ClassLater, e.rng.Uint64())
 	for round := range 12 {
 		remote, local := e.region(s.to, size, 0, ClassSource), e.region(s.from, size, 0, ClassTarget)
 		key := s.open(remote, rdma.OpRead)
 		var ops []rdma.Op
-		for off := uint64(0); off < size; off += 64 << 10 {
-			ops = append(ops, s.op(rdma.OpRead, local, key, rdma.Range{Local: off, Remote: off, Len: 64 << 10}))
+		for off := uint64(0); off < size; off += each {
+			ops = append(ops, s.op(rdma.OpRead, local, key, rdma.Range{Local: off, Remote: off, Len: each}))
 		}
+		// Held back from the start, held back in the middle, or flowing.
+		release := func() {}
 		if e.pair.Stall != nil && round%3 == 0 {
-			release := e.stall(s)
-			ops = s.start(ops)
-			s.fence(key)
-			remote.recycle()
-			release()
-		} else {
-			ops = s.start(ops)
-			e.until("the first bytes of a READ", func() bool { return CountClass(sample(local.bytes()), ClassSource) > 0 })
-			s.fence(key)
-			remote.recycle()
+			release = e.stall(s)
 		}
+		ops = s.start(ops)
+		if e.pair.Stall == nil || round%3 != 0 {
+			e.until("the first bytes of a READ", func() bool { return CountClass(sample(local.bytes()), ClassSource) > 0 })
+		}
+		if e.pair.Stall != nil && round%3 == 1 {
+			release = e.stall(s)
+		}
+		s.fence(key)
+		copy(remote.bytes(), next) // at once: what is read late must meet it
+		remote.remember()
+		release()
 		s.ends(ops, 0, fault.StaleKey)
 		if n := CountClass(local.bytes(), ClassLater); n > 0 {
 			e.t.Fatalf("round %d: %d bytes that were stored after Fence had returned nil were read by the peer", round, n)

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/rdma"
 )
 
@@ -38,6 +39,7 @@ type node struct {
 	endings  map[rdma.SessionID]int // completions so far
 	arrived  map[uint64]rdma.Event  // by tag
 	down     map[rdma.SessionID]completion
+	closed   bool             // Wait said so
 	onEvent  func(rdma.Event) // called by the pump for each event as soon as it is polled
 	breaches []string
 }
@@ -59,10 +61,21 @@ func (n *node) pump(ctx context.Context) {
 			n.take(buf[:k])
 			continue
 		}
-		if err := n.p.Wait(ctx); err != nil {
-			if ctx.Err() == nil {
-				n.e.errorf("node %s: Provider.Wait: %v", n.name, err)
+		err := n.p.Wait(ctx)
+		switch {
+		case err == nil:
+		case ctx.Err() != nil:
+			return
+		case fault.CodeOf(err) == fault.Closed:
+			// Provider.Close may still be ending sessions: what it has to say is polled for.
+			n.locked(func() { n.closed = true; n.wake() })
+			select {
+			case <-time.After(time.Millisecond):
+			case <-ctx.Done():
+				return
 			}
+		default:
+			n.e.errorf("node %s: Provider.Wait: %v", n.name, err)
 			return
 		}
 	}
@@ -119,6 +132,11 @@ func (n *node) take(evs []rdma.Event) {
 			n.breach("Poll gave an event of the unknown kind %d", ev.Kind)
 		}
 	}
+	n.wake()
+}
+
+// wake makes whoever awaits something look again; the caller holds mu.
+func (n *node) wake() {
 	close(n.changed)
 	n.changed = make(chan struct{})
 }

@@ -62,23 +62,22 @@ func (o *refOp) endLocked(status fault.Code, wrote bool) {
 	}
 	o.ended = true
 	i := o.i
-	i.mu.Lock()
-	delete(i.pending, o.id)
-	i.bytes -= o.bytes
-	i.count++
-	count := i.count
-	i.mu.Unlock()
 	ev := rdma.Event{Kind: rdma.EventCompletion, Session: i.id, Op: o.id, Status: status}
 	if status == 0 {
 		ev.Bytes = o.bytes
 	} else {
 		ev.Wrote = wrote && o.kind == rdma.OpWrite && i.p.defect != "wrote-denied"
 	}
-	if i.p.defect == "lost-completion" && count%150 == 0 {
+	i.mu.Lock()
+	defer i.mu.Unlock() // down must not find the operation gone and its completion not said
+	delete(i.pending, o.id)
+	i.bytes -= o.bytes
+	i.count++
+	if i.p.defect == "lost-completion" && i.count%150 == 0 {
 		return
 	}
 	i.p.push(ev)
-	if i.p.defect == "double-completion" && count%150 == 0 {
+	if i.p.defect == "double-completion" && i.count%150 == 0 {
 		i.p.push(ev)
 	}
 }

@@ -156,7 +156,7 @@ func (w *refWindow) touch(kind rdma.OpKind, f func()) fault.Code {
 		return fault.StaleKey
 	}
 	if w.p.defect != "deadline-at-start" && w.expired() {
-		return fault.DeadlineExceeded
+		return fault.LeaseExpired
 	}
 	f()
 	return 0
@@ -207,7 +207,7 @@ func (t *refTarget) open(o *refOp) (*refWindow, fault.Code) {
 	case w.access != rdma.Access(o.kind) && t.p.defect != "any-access":
 		return nil, fault.PermissionDenied
 	case w.expired():
-		return nil, fault.DeadlineExceeded
+		return nil, fault.LeaseExpired
 	}
 	if t.p.defect == "stale-key" && w.fenced.Load() {
 		w = &refWindow{region: w.region, access: w.access, bounds: w.bounds, p: w.p}

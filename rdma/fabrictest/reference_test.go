@@ -47,6 +47,7 @@ type refProvider struct {
 
 	evMu   sync.Mutex
 	events []rdma.Event
+	over   bool // closed, and everything has been said
 	ready  chan struct{}
 }
 
@@ -81,10 +82,13 @@ func (p *refProvider) Poll(dst []rdma.Event) int {
 func (p *refProvider) Wait(ctx context.Context) error {
 	for {
 		p.evMu.Lock()
-		due := len(p.events) > 0
+		due, over := len(p.events) > 0, p.over
 		p.evMu.Unlock()
 		if due && p.defect != "lost-wakeup" {
 			return nil
+		}
+		if over && !due {
+			return fault.New(fault.Closed, "wait", "the provider is closed")
 		}
 		select {
 		case <-p.ready:
@@ -193,18 +197,31 @@ func (p *refProvider) Close() error {
 	for _, t := range targets {
 		_ = t.Close()
 	}
+	p.evMu.Lock()
+	p.over = true
+	p.evMu.Unlock()
+	select {
+	case p.ready <- struct{}{}:
+	default:
+	}
 	return nil
 }
 
-// slowCopy is a system call or a DMA: it takes its time and cannot be called back.
+// slowCopy is a system call or a DMA: it takes its time, now and then much of it, and cannot be called back.
 func slowCopy(dst, src []byte) {
 	const steps = 4
+	slow := len(src) >= 4096 && copies.Add(1)%16 == 0
 	for k := range steps {
+		if slow && k == steps/2 {
+			time.Sleep(50 * time.Microsecond)
+		}
 		from, to := k*len(src)/steps, (k+1)*len(src)/steps
 		copy(dst[from:to], src[from:to])
 		runtime.Gosched()
 	}
 }
+
+var copies atomic.Uint64
 
 func refHarness(defect string) fabrictest.Harness {
 	h := fabrictest.Harness{New: func(t testing.TB, clock rdma.Clock) fabrictest.Pair {

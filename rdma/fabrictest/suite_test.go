@@ -25,11 +25,11 @@ func TestSeededDefectsAreFound(t *testing.T) {
 	}
 	for _, tt := range []struct{ defect, test, says string }{
 		{"no-fence", "NoLateByte/Fence", "WRITE after Fence: region"},
-		{"no-fence-wait", "FenceUnderLoad", "bytes landed after Fence had returned nil"},
+		{"no-fence-wait", "FenceUnderLoad", "after Fence had returned nil"},
 		{"read-not-fenced", "FenceStopsReads", "were read by the peer"},
 		{"fence-session", "FenceIsPrecise", "ended with status StaleKey; allowed: [success]"},
 		{"region-close-leaves-windows", "NoLateByte/RemoteRegionClose", "WRITE after RemoteRegionClose: region"},
-		{"deadline-timer", "DeadlineStopsPlacement", "ended with success, want DeadlineExceeded"},
+		{"deadline-timer", "DeadlineStopsPlacement", "ended with success, want LeaseExpired"},
 		{"deadline-at-start", "DeadlineInMidOperation", "deadline passed in the middle: region"},
 		{"no-bounds", "OutOfBounds", "ended with success, want OutOfBounds"},
 		{"bounds-late", "OutOfBounds", "among good ranges: region"},
