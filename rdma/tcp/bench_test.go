@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"os"
+	"strconv"
 	"sync"
 	"testing"
 
@@ -36,7 +38,7 @@ func benchOps(b *testing.B, depth int) {
 		for _, s := range shapes {
 			b.Run(fmt.Sprintf("%s/%s", map[rdma.OpKind]string{rdma.OpWrite: "write", rdma.OpRead: "read"}[kind], s), func(b *testing.B) {
 				const mem = 64 << 20
-				p := newPair(b, mem, Options{MaxInFlightLen: 1 << 30}, Options{})
+				p := newPair(b, mem, benchOptions(), benchOptions())
 				pattern(p.src, 1)
 				pattern(p.dst, 2)
 				key := p.grant(b, rdma.Access(kind), 0)
@@ -128,4 +130,11 @@ func BenchmarkRaw(b *testing.B) {
 	}
 	wg.Wait()
 	report(b, s)
+}
+
+func benchOptions() Options {
+	o := Options{MaxInFlightLen: 1 << 30}
+	o.Lanes, _ = strconv.Atoi(os.Getenv("LANES"))
+	o.SocketBuffer, _ = strconv.Atoi(os.Getenv("BUF"))
+	return o
 }
