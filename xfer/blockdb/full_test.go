@@ -59,6 +59,12 @@ func (s *smallFS) set(f func()) {
 	f()
 }
 
+func (s *smallFS) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ops
+}
+
 func (s *smallFS) forget(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -286,15 +292,18 @@ func TestFailureAtEveryWrite(t *testing.T) {
 			at := 1 + rng.IntN(total)
 			fs.set(func() { fs.failAt = at })
 		}
-		ops := fs.ops
+		ops := fs.count()
 		may := randomSteps(t, c, rng, steps)
 		if n == 0 {
-			total = fs.ops - ops
+			total = fs.count() - ops
 			require.Greater(t, total, steps, "too little is written to fail at")
 			continue
 		}
-		fs.set(func() { fs.failAt, fs.dead = 0, false })
-		// As a kill would leave it: a second database on the same files, the first still there.
+		// As a kill leaves it: the first database can change nothing any more, a second opens its files.
+		fs.set(func() { fs.dead, fs.pinned = true, true })
+		after := newSmallFS(64 << 20)
+		after.FS = fs.FS
+		o.FS = after
 		d2, rec, err := Open(o)
 		require.NoError(t, err)
 		var vouch []Vouch
