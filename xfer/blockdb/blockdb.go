@@ -50,7 +50,7 @@ type DB struct {
 	voided      bool   // the void marker is written
 	ballastNext time.Time
 	ordinal     uint64 // of the next journal entry
-	closed      bool // guarded by mu as well
+	closed      bool   // guarded by mu as well
 	stats       Stats
 
 	// mu guards the mirror; it is held only while memory is changed or read.
