@@ -34,7 +34,7 @@ func (d *DB) pebbleOptions() *pebble.Options {
 		FS: &logFS{
 			FS:     vfs.OnDiskFull(d.fs, d.dropBallast),
 			fail:   d.fail,
-			failed: func() bool { return d.failure() != nil },
+			failed: d.failure,
 		},
 		FormatMajorVersion:          logFormat,
 		Logger:                      lg,
@@ -123,8 +123,8 @@ func environmental(err error) bool {
 	return false
 }
 
-// pebbleLogger passes Pebble's log on at debug level. Fatalf comes back: Pebble then returns the error that made it
-// call, and the database has failed.
+// pebbleLogger passes Pebble's log on at debug level. Fatalf comes back: what made Pebble call it has failed the
+// database, and logFS keeps from the disk whatever Pebble does after it.
 type pebbleLogger struct{ d *DB }
 
 func (l pebbleLogger) log(level slog.Level, format string, args []any) {
