@@ -46,7 +46,6 @@ func (d *DB) load(minSeq uint64, rec *Recovery) (err error) {
 	defer func() {
 		if err != nil {
 			_ = d.closePebble()
-			d.p = nil
 			clear(d.dormant)
 			clear(d.journal)
 			d.ordinal = 0
