@@ -1,13 +1,13 @@
 package blockdb
 
 import (
+	"errors"
 	"io"
 	"io/fs"
 	"os"
 	"strings"
 	"time"
 
-	"github.com/cockroachdb/errors/oserror"
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
@@ -57,7 +57,7 @@ func (f *logFS) make(name string, create func() (vfs.File, error)) (vfs.File, er
 // change runs one call that changes a directory.
 func (f *logFS) change(call func() error) error {
 	if f.failed() == nil {
-		if err := call(); err != nil && !oserror.IsNotExist(err) {
+		if err := call(); err != nil && !errors.Is(err, os.ErrNotExist) {
 			f.fail(err)
 		} else {
 			return err

@@ -92,15 +92,18 @@ func TestGenerationsNeverRepeat(t *testing.T) {
 	take(d)
 	assert.Len(t, epochs, 5)
 
-	d.wmu.Lock() // the counter used up
+	d.wmu.Lock() // the counter used up: its next epoch is not the next database's
 	d.gen |= counterMask - 1
+	d.wmu.Unlock()
+	c := d.Caches()[0]
+	require.NoError(t, c.Drop())
+	take(d)
+	d.wmu.Lock()
+	require.NoError(t, d.void())
 	d.wmu.Unlock()
 	d, _ = reopen(t, d)
-	d.wmu.Lock()
-	d.gen |= counterMask - 1
-	d.wmu.Unlock()
 	take(d)
-	assert.Len(t, epochs, 6)
+	assert.Len(t, epochs, 7)
 
 	require.NoError(t, d.Close()) // the epoch's file lost: any other, never 0
 	require.NoError(t, os.Remove(filepath.Join(o.Dir, fileEpoch)))
