@@ -9,7 +9,6 @@ import (
 	"os"
 	"strings"
 
-	"github.com/cockroachdb/errors/oserror"
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
@@ -171,7 +170,7 @@ func setAside(fs vfs.FS, dir string, keep int) (string, error) {
 		}
 	}
 	to := fs.PathJoin(dir, fmt.Sprint(dirAside, next))
-	if err := fs.Rename(fs.PathJoin(dir, dirLog), to); err != nil && !oserror.IsNotExist(err) {
+	if err := fs.Rename(fs.PathJoin(dir, dirLog), to); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return "", err
 	}
 	return to, nil

@@ -36,7 +36,7 @@ type DB struct {
 	lock    io.Closer
 	witness *witness
 	p       *pebble.DB
-	closing chan struct{}
+	closing chan struct{} // ends the pauses of p
 
 	failed    atomic.Pointer[error] // the log is not written any more
 	full      atomic.Bool           // the ballast is gone
@@ -50,7 +50,7 @@ type DB struct {
 	voided      bool   // the void marker is written
 	ballastNext time.Time
 	ordinal     uint64 // of the next journal entry
-	closed      bool // guarded by mu as well
+	closed      bool   // guarded by mu as well
 	stats       Stats
 
 	// mu guards the mirror; it is held only while memory is changed or read.
@@ -106,7 +106,7 @@ func Open(o Options) (_ *DB, rec Recovery, err error) {
 	if err := o.prepare(); err != nil {
 		return nil, rec, err
 	}
-	d := &DB{o: o, fs: o.FS, closing: make(chan struct{}),
+	d := &DB{o: o, fs: o.FS,
 		attached: map[CacheID]*Cache{}, dormant: map[CacheID]*Cache{}, journal: make([]Transfer, o.Journal)}
 	if err := d.fs.MkdirAll(o.Dir, 0o700); err != nil {
 		return nil, rec, fault.Wrap(fault.StoreFailed, "open", err)
@@ -173,7 +173,6 @@ func (d *DB) trusted() (seq uint64, reason string) {
 func (d *DB) release() {
 	if d.p != nil {
 		_ = d.closePebble()
-		d.p = nil
 	}
 	if d.witness != nil {
 		_ = d.witness.f.Close()
@@ -191,9 +190,7 @@ func (d *DB) Close() error {
 	d.mu.Lock()
 	d.closed = true
 	d.mu.Unlock()
-	close(d.closing)
 	err := d.closePebble()
-	d.p = nil
 	d.release()
 	if d.failure() != nil {
 		return nil // it has been said by every refused step

@@ -42,11 +42,11 @@
 // Where that does not help, or on any other failure, the log has failed until the next start. What Pebble 2.1.7
 // does then: Apply calls Logger.Fatalf on a WAL error reported by a sync, panics on one noticed in the next write,
 // and on one in a WAL rotation panics while its mutex is not held, which its own deferred unlock turns into a fatal
-// error that cannot be recovered. A failed write of the MANIFEST calls Fatalf from a background goroutine. A failed
-// flush is repeated without a pause. So logFS shows Pebble no failed WAL write, Fatalf returns (Pebble then passes
-// the error up), a failed background step pauses, and each of them marks the database as failed; nothing of Pebble's
-// is used after that but Close. What cannot be turned into an error is a panic in Pebble's own goroutines: it ends
-// the process, which these rules are made for.
+// error that cannot be recovered. On a failed write of the MANIFEST it calls Fatalf in a background goroutine, and if
+// that returns panics there, which cannot be recovered either. A failed flush is repeated without a pause. So logFS
+// shows Pebble no failed write but of tables, and lets none reach the disk after the first; Fatalf returns; a failed
+// background step pauses; each of them marks the database as failed, and nothing of Pebble's is used after that but
+// Close. On the disk the log stays as the process's death at that moment would leave it.
 //
 // After the log failed, a must-step writes the void marker into the witness, which needs no space, and goes on in
 // memory: the next start serves nothing. Commit goes on in memory as well, which the rules allow. The database does

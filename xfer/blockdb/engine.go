@@ -22,19 +22,20 @@ func (d *DB) openPebble() (p *pebble.DB, err error) {
 			p, err = nil, fmt.Errorf("pebble: %v", r)
 		}
 	}()
-	return pebble.Open(d.fs.PathJoin(d.o.Dir, dirLog), d.pebbleOptions())
+	d.closing = make(chan struct{})
+	return pebble.Open(d.fs.PathJoin(d.o.Dir, dirLog), d.pebbleOptions(d.closing))
 }
 
 // pebbleOptions are for a log of small records that is read once, at the start: little memory, one compaction at a
 // time, nothing that ticks. The stall thresholds are out of reach because a stalled commit would keep a revoke
 // waiting; what ends growth instead is that a failed flush fails the database.
-func (d *DB) pebbleOptions() *pebble.Options {
+func (d *DB) pebbleOptions(closing <-chan struct{}) *pebble.Options {
 	lg := pebbleLogger{d}
 	o := &pebble.Options{
 		FS: &logFS{
 			FS:     vfs.OnDiskFull(d.fs, d.dropBallast),
 			fail:   d.fail,
-			failed: func() bool { return d.failure() != nil },
+			failed: d.failure,
 		},
 		FormatMajorVersion:          logFormat,
 		Logger:                      lg,
@@ -48,7 +49,7 @@ func (d *DB) pebbleOptions() *pebble.Options {
 		CompactionConcurrencyRange:  func() (int, int) { return 1, 1 },
 		NoSyncOnClose:               true,
 		BytesPerSync:                1 << 30, // unused: no file is synced
-		EventListener:               &pebble.EventListener{BackgroundError: d.backgroundError},
+		EventListener:               &pebble.EventListener{BackgroundError: func(err error) { d.backgroundError(err, closing) }},
 	}
 	// Pebble's default asks ten times a second whether more compactions are allowed. Here it is always one.
 	o.Experimental.CompactionScheduler = pebble.NewConcurrencyLimitSchedulerWithNoPeriodicGrantingForTest()
@@ -57,11 +58,11 @@ func (d *DB) pebbleOptions() *pebble.Options {
 
 // backgroundError is called with Pebble's mutex held. After it Pebble tries the flush again at once, for ever; the
 // pause keeps that from taking a core.
-func (d *DB) backgroundError(err error) {
+func (d *DB) backgroundError(err error, closing <-chan struct{}) {
 	d.fail(err)
 	select {
-	case <-d.closing:
-	case <-time.After(time.Second):
+	case <-closing:
+	case <-time.After(250 * time.Millisecond):
 	}
 }
 
@@ -106,7 +107,10 @@ func (d *DB) closePebble() (err error) {
 			err = fmt.Errorf("pebble: %v", r)
 		}
 	}()
-	return d.p.Close()
+	p := d.p
+	d.p = nil
+	close(d.closing)
+	return p.Close()
 }
 
 // environmental says whether an error speaks of this host rather than of the files' contents: then nothing is set
@@ -123,8 +127,8 @@ func environmental(err error) bool {
 	return false
 }
 
-// pebbleLogger passes Pebble's log on at debug level. Fatalf comes back: Pebble then returns the error that made it
-// call, and the database has failed.
+// pebbleLogger passes Pebble's log on at debug level. Fatalf comes back: what made Pebble call it has failed the
+// database, and logFS keeps from the disk whatever Pebble does after it.
 type pebbleLogger struct{ d *DB }
 
 func (l pebbleLogger) log(level slog.Level, format string, args []any) {

@@ -1,6 +1,7 @@
 package blockdb
 
 import (
+	"errors"
 	"io"
 	"io/fs"
 	"os"
@@ -15,52 +16,84 @@ import (
 // No file is ever synced: what is written must survive the process, which the page cache does, and is void after a
 // reboot, which the boot id sees to. A WAL sync therefore costs one write.
 //
-// Pebble never learns of a failed WAL write. Pebble 2.1.7 answers one by Logger.Fatalf, by a panic, and in a WAL
-// rotation by a panic that unlocks an unlocked mutex, which no recover can catch. So the failure is reported to
-// fail, the bytes are dropped from there on, and the caller of the commit asks whether fail was called.
+// Pebble never learns that a write of its WAL, its MANIFEST or a marker failed, because in 2.1.7 that ends the
+// process whatever Logger.Fatalf does (see the package's doc). The failure is reported to fail, and from there on
+// every change is dropped and called a success: on the disk the log stays as the death of the process at that moment
+// would leave it. The caller of a commit asks whether fail was called. Tables are the exception: Pebble handles
+// their failures itself, and must not go on as if it had a table that is not there.
 type logFS struct {
 	vfs.FS
 	fail   func(error)
-	failed func() bool
+	failed func() error
 }
 
+// Unwrap implements vfs.FS.
 func (f *logFS) Unwrap() vfs.FS { return f.FS }
 
 // Lock does nothing: the directory above is locked by Open.
 func (f *logFS) Lock(string) (io.Closer, error) { return io.NopCloser(nil), nil }
 
-func isWAL(name string) bool { return strings.HasSuffix(name, ".log") }
+func isTable(name string) bool { return strings.HasSuffix(name, ".sst") }
 
-func (f *logFS) wrap(name string, file vfs.File, err error) (vfs.File, error) {
-	if !isWAL(name) {
-		if err != nil {
-			return nil, err
+// make runs one call that makes a file.
+func (f *logFS) make(name string, create func() (vfs.File, error)) (vfs.File, error) {
+	err := f.failed()
+	if err == nil {
+		var file vfs.File
+		if file, err = create(); err == nil {
+			if isTable(name) {
+				return unsynced{file}, nil
+			}
+			return &keptFile{unsynced: unsynced{file}, fs: f}, nil
 		}
-		return unsynced{file}, nil
 	}
-	if err != nil {
-		f.fail(err)
-		return lostFile{name: f.PathBase(name)}, nil
+	if isTable(name) {
+		return nil, err
 	}
-	return &walFile{unsynced: unsynced{file}, fs: f}, nil
+	f.fail(err)
+	return lostFile{name: f.PathBase(name)}, nil
+}
+
+// change runs one call that changes a directory.
+func (f *logFS) change(call func() error) error {
+	if f.failed() == nil {
+		if err := call(); err != nil && !errors.Is(err, os.ErrNotExist) {
+			f.fail(err)
+		} else {
+			return err
+		}
+	}
+	return nil
 }
 
 // Create implements vfs.FS.
 func (f *logFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
-	if isWAL(name) && f.failed() {
-		return lostFile{name: f.PathBase(name)}, nil
-	}
-	file, err := f.FS.Create(name, c)
-	return f.wrap(name, file, err)
+	return f.make(name, func() (vfs.File, error) { return f.FS.Create(name, c) })
+}
+
+// OpenReadWrite implements vfs.FS.
+func (f *logFS) OpenReadWrite(name string, c vfs.DiskWriteCategory, o ...vfs.OpenOption) (vfs.File, error) {
+	return f.make(name, func() (vfs.File, error) { return f.FS.OpenReadWrite(name, c, o...) })
 }
 
 // ReuseForWrite implements vfs.FS.
 func (f *logFS) ReuseForWrite(oldname, newname string, c vfs.DiskWriteCategory) (vfs.File, error) {
-	if isWAL(newname) && f.failed() {
-		return lostFile{name: f.PathBase(newname)}, nil
-	}
-	file, err := f.FS.ReuseForWrite(oldname, newname, c)
-	return f.wrap(newname, file, err)
+	return f.make(newname, func() (vfs.File, error) { return f.FS.ReuseForWrite(oldname, newname, c) })
+}
+
+// Remove implements vfs.FS.
+func (f *logFS) Remove(name string) error {
+	return f.change(func() error { return f.FS.Remove(name) })
+}
+
+// Rename implements vfs.FS.
+func (f *logFS) Rename(oldname, newname string) error {
+	return f.change(func() error { return f.FS.Rename(oldname, newname) })
+}
+
+// Link implements vfs.FS.
+func (f *logFS) Link(oldname, newname string) error {
+	return f.change(func() error { return f.FS.Link(oldname, newname) })
 }
 
 // OpenDir implements vfs.FS.
@@ -79,14 +112,14 @@ func (unsynced) Sync() error                { return nil }
 func (unsynced) SyncData() error            { return nil }
 func (unsynced) SyncTo(int64) (bool, error) { return false, nil }
 
-// walFile keeps its failures from Pebble.
-type walFile struct {
+// keptFile keeps its failures from Pebble.
+type keptFile struct {
 	unsynced
 	fs *logFS
 }
 
-func (w *walFile) Write(p []byte) (int, error) {
-	if w.fs.failed() {
+func (w *keptFile) Write(p []byte) (int, error) {
+	if w.fs.failed() != nil {
 		return len(p), nil
 	}
 	if _, err := w.File.Write(p); err != nil {
@@ -95,14 +128,14 @@ func (w *walFile) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func (w *walFile) Close() error {
+func (w *keptFile) Close() error {
 	if err := w.File.Close(); err != nil {
 		w.fs.fail(err)
 	}
 	return nil
 }
 
-// lostFile stands for a WAL that could not be made.
+// lostFile stands for a file that could not be made.
 type lostFile struct{ name string }
 
 func (lostFile) Close() error                           { return nil }

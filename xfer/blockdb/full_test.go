@@ -3,8 +3,10 @@ package blockdb
 import (
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -25,7 +27,9 @@ type smallFS struct {
 	mu     sync.Mutex
 	quota  int64
 	used   int64
-	failAt int // counts down; 0: never
+	failAt int   // counts down; 0: never
+	err    error // of an operation that fails; nil: ENOSPC
+	once   bool  // only that one operation fails
 	dead   bool
 	ops    int
 	sizes  map[string]int64
@@ -42,8 +46,14 @@ func (s *smallFS) charge(name string, n int64) error {
 	s.ops++
 	if s.failAt > 0 {
 		if s.failAt--; s.failAt == 0 {
+			if s.once {
+				return s.err
+			}
 			s.dead = true
 		}
+	}
+	if s.dead && s.err != nil {
+		return s.err
 	}
 	if s.dead || s.used+n > s.quota {
 		return &os.PathError{Op: "write", Path: name, Err: syscall.ENOSPC}
@@ -57,6 +67,12 @@ func (s *smallFS) set(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f()
+}
+
+func (s *smallFS) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ops
 }
 
 func (s *smallFS) forget(name string) {
@@ -274,27 +290,36 @@ func TestStartsOnAFullDisk(t *testing.T) {
 // process must live, must-steps must succeed, and what a crash then leaves must serve nothing torn.
 func TestFailureAtEveryWrite(t *testing.T) {
 	rng, _ := seeded(t)
-	const steps = 1500
-	total := 0
-	for n := 0; n < 60; n++ {
+	const steps = 1000
+	writes, total, whole, voided := 0, 0, 0, map[string]int{}
+	for n := 0; n < 32; n++ {
 		fs := newSmallFS(64 << 20)
 		o := smallOptions(fs)
 		o.BallastBytes = -1
 		d, _ := open(t, o)
 		c, _ := attach(t, d, spec("a", 256))
 		if n > 0 {
-			at := 1 + rng.IntN(total)
-			fs.set(func() { fs.failAt = at })
+			at := 1 + rng.IntN(writes)
+			fs.set(func() {
+				fs.failAt = at
+				if n%2 == 0 { // as a bad disk does, and not again
+					fs.err, fs.once = syscall.EIO, n%4 == 0
+				}
+			})
 		}
-		ops := fs.ops
-		may := randomSteps(t, c, rng, steps)
+		ops := fs.count()
+		takeBack := n%8 < 4
+		may := randomSteps(t, c, rng, steps, takeBack)
 		if n == 0 {
-			total = fs.ops - ops
-			require.Greater(t, total, steps, "too little is written to fail at")
+			writes = fs.count() - ops
+			require.Greater(t, writes, steps, "too little is written to fail at")
 			continue
 		}
-		fs.set(func() { fs.failAt, fs.dead = 0, false })
-		// As a kill would leave it: a second database on the same files, the first still there.
+		// As a kill leaves it: the first database can change nothing any more, a second opens its files.
+		fs.set(func() { fs.dead, fs.pinned = true, true })
+		after := newSmallFS(64 << 20)
+		after.FS = fs.FS
+		o.FS = after
 		d2, rec, err := Open(o)
 		require.NoError(t, err)
 		var vouch []Vouch
@@ -309,9 +334,18 @@ func TestFailureAtEveryWrite(t *testing.T) {
 			c2 := d2.attached[spec("a", 256).Binding.CacheID]
 			require.Equal(t, may.now[b], c2.gen[b], "block %d is served torn (%+v)", b, rec)
 		}
+		if rec.Reason == "" {
+			whole++
+			total += len(served)
+		} else {
+			voided[rec.Reason]++
+		}
 		require.NoError(t, d2.Close())
 		require.NoError(t, d.Close())
 	}
+	t.Logf("%d databases whole, with %d blocks served; void: %v", whole, total, voided)
+	assert.NotZero(t, total)
+	assert.Equal(t, []string{"void marker"}, slices.Collect(maps.Keys(voided)), "a failure alone voids nothing")
 }
 
 type allowed struct {
@@ -319,8 +353,8 @@ type allowed struct {
 	ever [][]uint64
 }
 
-// randomSteps ends early when grants are refused, after everything has been taken back.
-func randomSteps(t *testing.T, c *Cache, rng *rand.Rand, steps int) allowed {
+// randomSteps ends early when grants are refused. With takeBack it then takes much of everything back.
+func randomSteps(t *testing.T, c *Cache, rng *rand.Rand, steps int, takeBack bool) allowed {
 	n := int(c.NumBlocks())
 	a := allowed{now: make([]uint64, n), ever: make([][]uint64, n)}
 	type held struct {
@@ -364,6 +398,9 @@ func randomSteps(t *testing.T, c *Cache, rng *rand.Rand, steps int) allowed {
 				a.now[b] = l.gen
 			}
 		}
+	}
+	if !takeBack {
+		return a
 	}
 	for _, l := range leases {
 		require.NoError(t, c.Free(l.r.LeaseID))

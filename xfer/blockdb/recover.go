@@ -4,9 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
 	"time"
-
-	"github.com/cockroachdb/errors/oserror"
 )
 
 // start opens the log, reads all of it into the mirror and frees what was torn. A log that cannot be opened, read
@@ -46,7 +45,6 @@ func (d *DB) load(minSeq uint64, rec *Recovery) (err error) {
 	defer func() {
 		if err != nil {
 			_ = d.closePebble()
-			d.p = nil
 			clear(d.dormant)
 			clear(d.journal)
 			d.ordinal = 0
@@ -84,7 +82,7 @@ func (d *DB) begin(rec *Recovery) (err error) {
 }
 
 func (d *DB) removeLog() error {
-	if err := d.fs.RemoveAll(d.fs.PathJoin(d.o.Dir, dirLog)); err != nil && !oserror.IsNotExist(err) {
+	if err := d.fs.RemoveAll(d.fs.PathJoin(d.o.Dir, dirLog)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	return nil
