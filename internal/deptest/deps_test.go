@@ -1,0 +1,120 @@
+package deptest
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+const module = "github.com/kvxfer/kvxfer/"
+
+// rule: no package below From may depend, directly or through others, on a package that begins with a Not.
+type rule struct {
+	from string
+	not  []string
+	why  string
+}
+
+var rules = []rule{
+	{"rdma", []string{module + "xfer", module + "registry", module + "internal/wire", module + "internal/node"},
+		"the fabric contract and its providers know nothing of caches, leases or nodes"},
+	{"rdma", []string{"github.com/nats-io", "github.com/cockroachdb", "go.opentelemetry.io"},
+		"a provider moves bytes; registry, storage and tracing are the node's"},
+	{"xfer/protocol", []string{"net", "github.com/cockroachdb", "github.com/nats-io", "go.opentelemetry.io", module + "xfer/blockdb", module + "rdma/tcp", module + "internal/wire"},
+		"the state machines are pure: same input, same output"},
+	{"xfer/layout", []string{"net", "github.com/cockroachdb", "github.com/nats-io", "go.opentelemetry.io", module + "xfer/blockdb", module + "rdma/tcp"},
+		"arithmetic is pure"},
+	{"xfer", []string{"github.com/nats-io", module + "registry", module + "internal/node", module + "internal/localapi", module + "internal/peerlink", module + "rdma/tcp"},
+		"the engine reaches registry, clients, peers and providers through contracts only"},
+	{"xfer", []string{"go.opentelemetry.io/otel/sdk", "go.opentelemetry.io/otel/exporters", "google.golang.org/grpc"},
+		"the engine names spans; exporting them is the node's"},
+	{"registry", []string{module + "xfer", module + "rdma", "github.com/cockroachdb"},
+		"the directory is disposable and knows nothing of transfers"},
+	{"internal/wire", []string{"github.com/nats-io", "github.com/cockroachdb", "go.opentelemetry.io", "net"},
+		"the Go client links it: no NATS, no Pebble; framing does no I/O of its own"},
+	{"internal/traceview", []string{"github.com/nats-io", "github.com/cockroachdb", module + "xfer", module + "rdma"},
+		"a picture is made from files alone"},
+}
+
+// pureRegistry: only the registry's own contract is held to this, its implementations speak NATS.
+var exact = []rule{
+	{"registry", []string{"github.com/nats-io"}, "the contract of the directory is pure; natskv implements it"},
+}
+
+func deps(t *testing.T, pkg string) []string {
+	out, err := exec.Command("go", "list", "-deps", pkg).Output()
+	require.NoError(t, err, pkg)
+	return strings.Fields(string(out))
+}
+
+func packages(t *testing.T, below string) []string {
+	out, err := exec.Command("go", "list", strings.TrimSuffix(module+below, "/")+"/...").Output()
+	require.NoError(t, err, below)
+	return strings.Fields(string(out))
+}
+
+func check(t *testing.T, pkg string, r rule) {
+	for _, d := range deps(t, pkg) {
+		for _, not := range r.not {
+			// A standard package is meant by its whole name, another one with everything below it.
+			if d == not || (strings.Contains(not, ".") && strings.HasPrefix(d, not+"/")) {
+				assert.Fail(t, "forbidden import", "%s depends on %s: %s", pkg, d, r.why)
+			}
+		}
+	}
+}
+
+func TestDirectionOfImports(t *testing.T) {
+	for _, r := range rules {
+		for _, pkg := range packages(t, r.from) {
+			if r.from == "registry" && len(pkg) > len(module+r.from) {
+				continue // its implementations reach the world; the rule for them is the one on xfer and rdma
+			}
+			check(t, pkg, r)
+		}
+	}
+	for _, r := range exact {
+		check(t, module+r.from, r)
+	}
+}
+
+// TestPureCoresTouchNothing looks at what the pure packages import themselves; fmt and the like reach os inside.
+func TestPureCoresTouchNothing(t *testing.T) {
+	for _, pkg := range []string{"xfer/protocol", "xfer/layout", "rdma", "internal/traceview"} {
+		out, err := exec.Command("go", "list", "-f", "{{join .Imports \"\\n\"}}", module+pkg).Output()
+		require.NoError(t, err)
+		for _, d := range strings.Fields(string(out)) {
+			for _, not := range []string{"os", "net", "sync", "syscall", "golang.org/x/sys/unix", "math/rand", "math/rand/v2", "crypto/rand", "log/slog"} {
+				assert.NotEqual(t, not, d, "%s is pure: no clock, goroutine, lock or I/O", pkg)
+			}
+		}
+	}
+}
+
+// TestOnlyTheNodeComposes: one place knows every implementation.
+func TestOnlyTheNodeComposes(t *testing.T) {
+	out, err := exec.Command("go", "list", "-f", "{{.ImportPath}}: {{join .Imports \" \"}}", module+"...").Output()
+	require.NoError(t, err)
+	for _, line := range strings.Split(strings.TrimSpace(string(out)), "\n") {
+		pkg, imports, _ := strings.Cut(line, ": ")
+		for _, impl := range []string{"registry/natskv", "registry/embedded", "rdma/tcp", "internal/localapi", "internal/peerlink", "internal/hostmem"} {
+			if !strings.Contains(" "+imports+" ", " "+module+impl+" ") {
+				continue
+			}
+			own := strings.HasPrefix(pkg, module+impl) || (impl == "internal/hostmem" && pkg == module+"internal/localapi")
+			assert.True(t, own || pkg == module+"internal/node", "%s imports %s: only internal/node composes implementations", pkg, impl)
+		}
+	}
+}
+
+// TestNoPackageIsCalledNothing: a package's name says its subject.
+func TestNoPackageIsCalledNothing(t *testing.T) {
+	for _, pkg := range packages(t, "") {
+		for _, bad := range []string{"util", "utils", "common", "helpers", "misc"} {
+			assert.NotEqual(t, bad, pkg[strings.LastIndexByte(pkg, '/')+1:], pkg)
+		}
+	}
+}
