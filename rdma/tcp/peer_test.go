@@ -407,3 +407,39 @@ func TestProviderCloseLeavesNothing(t *testing.T) {
 	}
 	eventually(t, "the proxies' descriptors are closed", func() bool { return fds() <= before })
 }
+
+// FuzzTarget says anything on a lane. Nothing outside the window may change, and the target must come to rest.
+func FuzzTarget(f *testing.F) {
+	_, frames := golden()
+	for i := range frames {
+		var b []byte
+		for _, x := range frames[4:][:i%6+1] {
+			b = append(b, x...)
+		}
+		f.Add(b)
+	}
+	f.Add(frame(header{kind: kindWrite, seq: 1, key: 1, total: 8}, []desc{{4090, 4}, {4100, 4}}, make([]byte, 8), 0))
+	f.Add(frame(header{kind: kindWrite, seq: 1, key: 1, total: 8}, []desc{{4096, 8}}, []byte("kvxferkv"), 0))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		n, err := New(Options{Lanes: 1})
+		require.NoError(t, err)
+		tgt, par, err := n.Accept(1)
+		require.NoError(t, err)
+		mem := mapped(t, 3*4096)
+		_, err = tgt.Grant(rdma.Window{Region: register(t, n, mem, "mem"), Access: rdma.AccessWrite, Bounds: rdma.Spans{{Off: 4096, Len: 4096}}})
+		require.NoError(t, err)
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		h := helloFor(t, par, 0)
+		l := dialRaw(t, ln.Addr().String(), append(h.bytes(), b...))
+		c, err := ln.Accept()
+		require.NoError(t, err)
+		require.NoError(t, n.ServeLane(c, nil))
+		_ = l.Conn.(*net.TCPConn).CloseWrite() // the target may have cut it already
+		_, _ = io.Copy(io.Discard, l) // ends when the target has taken all and closed
+		require.NoError(t, n.Close())
+		require.NoError(t, ln.Close())
+		require.Equal(t, make([]byte, 4096), mem[:4096])
+		require.Equal(t, make([]byte, 4096), mem[8192:])
+	})
+}
