@@ -200,7 +200,7 @@ func (i *initiator) end(why fault.Code, cause error) {
 		closeConn(l.conn, l.raw)
 	}
 	if why != fault.Closed {
-		i.p.opt.Logger.Warn("session down", "role", "initiator", "session", uint64(i.id), "code", why.String(), "error", cause)
+		i.p.opt.Logger.Info("session down", "role", "initiator", "session", uint64(i.id), "code", why.String(), "error", cause)
 	}
 }
 

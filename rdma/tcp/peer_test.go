@@ -436,7 +436,7 @@ func FuzzTarget(f *testing.F) {
 		require.NoError(t, err)
 		require.NoError(t, n.ServeLane(c, nil))
 		_ = l.Conn.(*net.TCPConn).CloseWrite() // the target may have cut it already
-		_, _ = io.Copy(io.Discard, l) // ends when the target has taken all and closed
+		_, _ = io.Copy(io.Discard, l)          // ends when the target has taken all and closed
 		require.NoError(t, n.Close())
 		require.NoError(t, ln.Close())
 		require.Equal(t, make([]byte, 4096), mem[:4096])
