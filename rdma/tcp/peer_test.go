@@ -86,7 +86,7 @@ func frame(h header, descs []desc, payload []byte, status fault.Code) []byte {
 }
 
 func TestHelloIsChecked(t *testing.T) {
-	b := newNode(t, Options{Lanes: 2, HelloTimeout: 200 * time.Millisecond}, "127.0.0.1:0")
+	b := newNode(t, Options{Lanes: 2, HelloTimeout: patience}, "127.0.0.1:0")
 	_, par, err := b.Accept(1)
 	require.NoError(t, err)
 	good := helloFor(t, par, 0)
@@ -113,8 +113,9 @@ func TestHelloIsChecked(t *testing.T) {
 		require.Equal(t, c.want, dialRaw(t, b.addr, c.bytes).answer(), c.name)
 		require.Equal(t, c.want, fault.CodeOf(<-b.lanes), c.name)
 	}
-	slow := dialRaw(t, b.addr, good.bytes()[:40])
-	requireCode(t, fault.DeadlineExceeded, <-b.lanes)
+	hasty := newNode(t, Options{HelloTimeout: 50 * time.Millisecond}, "127.0.0.1:0")
+	slow := dialRaw(t, hasty.addr, good.bytes()[:40])
+	requireCode(t, fault.DeadlineExceeded, <-hasty.lanes)
 	_, err = slow.Read(make([]byte, 1))
 	require.Error(t, err)
 	dialRaw(t, b.addr, good.bytes()[:40]).Close()
@@ -353,7 +354,10 @@ func TestPeerDeath(t *testing.T) {
 		i := p.ini.(*initiator)
 		i.mu.Lock()
 		defer i.mu.Unlock()
-		return i.byID[1].reached()
+		o := i.byID[1]
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		return o.touched
 	})
 	x.cut()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)

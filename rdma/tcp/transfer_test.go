@@ -187,3 +187,21 @@ func TestRefusals(t *testing.T) {
 	_, err = p.ini.Post([]rdma.Op{write(kw, 7, p.srcR, in), write(kw, 7, p.srcR, in)})
 	requireCode(t, fault.InvalidArgument, err)
 }
+
+// Once warm, an operation allocates nothing for its blocks. The bound leaves room for what else runs in the process
+// and for the pool, which the race detector empties at random.
+func TestNoAllocationPerBlock(t *testing.T) {
+	const blocks = 8192
+	p := newPair(t, blocks*512, Options{}, Options{})
+	for _, access := range []rdma.Access{rdma.AccessWrite, rdma.AccessRead} {
+		op := []rdma.Op{{Kind: rdma.OpKind(access), ID: 1, Local: p.srcR, Remote: p.grant(t, access, 0), Ranges: make([]rdma.Range, blocks)}}
+		for i := range op[0].Ranges {
+			op[0].Ranges[i] = rdma.Range{Local: uint64(i) * 512, Remote: uint64(blocks-1-i) * 512, Len: 512}
+		}
+		per := testing.AllocsPerRun(10, func() {
+			p.post(t, op...)
+			require.Zero(t, p.a.next(t, rdma.EventCompletion).Status)
+		})
+		require.Less(t, per, blocks/16.0)
+	}
+}
