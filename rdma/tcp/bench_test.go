@@ -132,9 +132,10 @@ func BenchmarkRaw(b *testing.B) {
 	report(b, s)
 }
 
+// benchOptions takes lanes and buffers from the environment, to compare settings with one binary.
 func benchOptions() Options {
 	o := Options{MaxInFlightLen: 1 << 30}
-	o.Lanes, _ = strconv.Atoi(os.Getenv("LANES"))
-	o.SocketBuffer, _ = strconv.Atoi(os.Getenv("BUF"))
+	o.Lanes, _ = strconv.Atoi(os.Getenv("KVXFER_BENCH_LANES"))
+	o.SocketBuffer, _ = strconv.Atoi(os.Getenv("KVXFER_BENCH_BUFFER"))
 	return o
 }

@@ -110,7 +110,7 @@ func (i *initiator) dialLane(ctx context.Context, addr string, par *params, inde
 		}
 		return nil, err
 	}
-	i.p.tune(raw, "initiator", i.id, index)
+	i.p.tune(conn, raw, "initiator", i.id, index)
 	return l, nil
 }
 
@@ -217,6 +217,6 @@ func (p *Provider) admit(b []byte, conn net.Conn, raw syscall.RawConn) (*target,
 	if err != nil {
 		return nil, nil, err
 	}
-	p.tune(raw, "target", t.id, l.index)
+	p.tune(conn, raw, "target", t.id, l.index)
 	return t, l, nil
 }

@@ -41,5 +41,6 @@
 //   - nobody without the secret gets a lane: TestHelloIsChecked; a malformed frame ends the session: TestMalformedFramesEndTheSession
 //   - a peer cannot make a target keep more than a bound: TestAPeerThatDoesNotReadIsHeldBack
 //   - no goroutine or descriptor outlives Close: TestProviderCloseLeavesNothing and TestMain
+//   - no allocation for a block: TestNoAllocationPerBlock
 //   - bytes on the wire do not change within a version: TestGoldenFrames
 package tcp

@@ -118,8 +118,7 @@ func (i *initiator) add(o *op) {
 	l.queue.push(o)
 }
 
-// finish completes a pending operation, once. It returns with the local memory released. bytes is what is known to
-// have moved: 0 when this side ends the operation early. mu is held.
+// finish completes a pending operation, once; its gate is shut, so the local memory is released. mu is held.
 func (i *initiator) finish(o *op, status fault.Code, bytes uint64, wrote bool) {
 	delete(i.bySeq, o.seq)
 	delete(i.byID, o.id)
@@ -128,21 +127,14 @@ func (i *initiator) finish(o *op, status fault.Code, bytes uint64, wrote bool) {
 	if o.queued {
 		o.lane.queue.remove(o)
 	}
-	o.mu.Lock()
-	o.done = true
-	o.mu.Unlock()
 	o.pending = false
 	i.out = append(i.out, rdma.Event{Kind: rdma.EventCompletion, Status: status, Wrote: wrote && o.kind == rdma.OpWrite && status != 0,
 		Session: i.id, Op: o.id, Bytes: bytes})
 	o.release()
 }
 
-// reached reports whether bytes of the operation may have moved.
-func (o *op) reached() bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.touched
-}
+// giveUp completes a pending operation from this side. Nothing is known of its bytes but whether any may have moved.
+func (i *initiator) giveUp(o *op, status fault.Code) { i.finish(o, status, 0, o.shut()) }
 
 // flush hands the completions of this turn to the queue in one go. mu is held, so that nothing overtakes them.
 func (i *initiator) flush() {
@@ -156,7 +148,7 @@ func (i *initiator) Cancel(ids ...uint64) {
 	defer i.mu.Unlock()
 	for _, id := range ids {
 		if o := i.byID[id]; o != nil {
-			i.finish(o, fault.Cancelled, 0, o.reached())
+			i.giveUp(o, fault.Cancelled)
 		}
 	}
 	i.flush()
@@ -167,7 +159,7 @@ func (i *initiator) cancelRegion(r *region) {
 	defer i.mu.Unlock()
 	for _, o := range i.bySeq {
 		if o.region == r {
-			i.finish(o, fault.Cancelled, 0, o.reached())
+			i.giveUp(o, fault.Cancelled)
 		}
 	}
 	i.flush()
@@ -186,7 +178,7 @@ func (i *initiator) end(why fault.Code, cause error) {
 		status = fault.PeerLost
 	}
 	for _, o := range i.bySeq {
-		i.finish(o, status, 0, o.reached())
+		i.giveUp(o, status)
 	}
 	if why != fault.Closed {
 		i.out = append(i.out, rdma.Event{Kind: rdma.EventDown, Status: why, Session: i.id})
@@ -200,7 +192,7 @@ func (i *initiator) end(why fault.Code, cause error) {
 		closeConn(l.conn, l.raw)
 	}
 	if why != fault.Closed {
-		i.p.opt.Logger.Warn("session down", "role", "initiator", "session", uint64(i.id), "code", why.String(), "error", cause)
+		i.p.opt.Logger.Info("session down", "role", "initiator", "session", uint64(i.id), "code", why.String(), "error", cause)
 	}
 }
 

@@ -68,6 +68,7 @@ func (l *initLane) results(n int) error {
 				return violation("success for an operation that is not all sent")
 			}
 		}
+		o.shut()
 		i.finish(o, statusOf(r.status), min(r.bytes, o.total), r.wrote)
 	}
 	return nil
@@ -105,6 +106,7 @@ func (l *initLane) data(h *header) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if err == nil && o.pending && (status != 0 || o.received == o.total) {
+		o.shut()
 		i.finish(o, status, o.received, false)
 		i.flush()
 	}

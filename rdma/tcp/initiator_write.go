@@ -88,7 +88,7 @@ func (l *initLane) settle(o *op, err error) {
 	i := l.i
 	i.mu.Lock()
 	if o.pending && l.tx.status == fault.MemoryFault {
-		i.finish(o, fault.MemoryFault, 0, o.reached())
+		i.giveUp(o, fault.MemoryFault)
 		i.flush()
 	}
 	o.holders--

@@ -65,12 +65,20 @@ func (p *Provider) rawConn(conn net.Conn) (syscall.RawConn, error) {
 	return raw, nil
 }
 
+// hostBuffer is the most that a lane inside one host gets: there is no round trip to fill, and what lies in a larger
+// buffer has left the cache when it is read (4 MiB made lists of 16 KiB blocks 10 to 40% slower over loop-back).
+const hostBuffer = 1 << 20
+
 // tune asks for the buffers and says at debug what the kernel gave.
-func (p *Provider) tune(raw syscall.RawConn, role string, id rdma.SessionID, index int) {
+func (p *Provider) tune(conn net.Conn, raw syscall.RawConn, role string, id rdma.SessionID, index int) {
+	asked := p.opt.SocketBuffer
+	if a, ok := conn.RemoteAddr().(*net.TCPAddr); ok && a.IP.IsLoopback() {
+		asked = min(asked, hostBuffer)
+	}
 	_ = raw.Control(func(fd uintptr) {
-		send, receive := setBuffers(fd, p.opt.SocketBuffer)
+		send, receive := setBuffers(fd, asked)
 		p.opt.Logger.Debug("lane attached", "role", role, "session", uint64(id), "lane", index,
-			"asked_bytes", p.opt.SocketBuffer, "send_bytes", send, "receive_bytes", receive)
+			"asked_bytes", asked, "send_bytes", send, "receive_bytes", receive)
 	})
 }
 

@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"math/bits"
+	"slices"
 	"sync"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
@@ -64,6 +65,15 @@ func (o *op) enter() fault.Code {
 
 func (o *op) leave() { o.mu.Unlock() }
 
+// shut takes the local memory back and says whether bytes may have moved until then. Both in one turn of the lock:
+// a lane may enter until the very end.
+func (o *op) shut() (touched bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.done = true
+	return o.touched
+}
+
 // step cuts the next piece, of at most limit bytes, off the range list. It returns the range it comes from, with
 // Local, Remote and Len of the piece. The list must have bytes left.
 func (o *op) step(c *cursor, limit uint64) rdma.Range {
@@ -96,7 +106,7 @@ func (i *initiator) take(in *rdma.Op) (*op, error) {
 		return nil, fault.Invalid("post", "ID", "%d is pending; want an ID that is not", in.ID)
 	}
 	o := ops.Get().(*op)
-	*o = op{kind: in.Kind, id: in.ID, key: uint64(in.Remote), tag: in.Tag, region: r, ranges: o.ranges[:0]}
+	*o = op{kind: in.Kind, id: in.ID, key: uint64(in.Remote), tag: in.Tag, region: r, ranges: slices.Grow(o.ranges[:0], len(in.Ranges))}
 	for k, x := range in.Ranges {
 		if x.Len == 0 {
 			continue

@@ -16,7 +16,7 @@ type Options struct {
 	Logger *slog.Logger // default: silent
 
 	Lanes        int // connections a session, 1 to 64; default 4. The smaller of both sides' counts
-	SocketBuffer int // bytes a direction that the kernel is asked for, at least 4096; default 4 MiB
+	SocketBuffer int // bytes a direction that the kernel is asked for, at least 4096; default 4 MiB; over loop-back at most 1 MiB
 
 	MaxInFlight    int    // operations posted and not completed, a session; default 1024
 	MaxInFlightLen uint64 // bytes posted and not completed, a session; default 64 MiB

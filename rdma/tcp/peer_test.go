@@ -86,7 +86,7 @@ func frame(h header, descs []desc, payload []byte, status fault.Code) []byte {
 }
 
 func TestHelloIsChecked(t *testing.T) {
-	b := newNode(t, Options{Lanes: 2, HelloTimeout: 200 * time.Millisecond}, "127.0.0.1:0")
+	b := newNode(t, Options{Lanes: 2, HelloTimeout: patience}, "127.0.0.1:0")
 	_, par, err := b.Accept(1)
 	require.NoError(t, err)
 	good := helloFor(t, par, 0)
@@ -113,8 +113,9 @@ func TestHelloIsChecked(t *testing.T) {
 		require.Equal(t, c.want, dialRaw(t, b.addr, c.bytes).answer(), c.name)
 		require.Equal(t, c.want, fault.CodeOf(<-b.lanes), c.name)
 	}
-	slow := dialRaw(t, b.addr, good.bytes()[:40])
-	requireCode(t, fault.DeadlineExceeded, <-b.lanes)
+	hasty := newNode(t, Options{HelloTimeout: 50 * time.Millisecond}, "127.0.0.1:0")
+	slow := dialRaw(t, hasty.addr, good.bytes()[:40])
+	requireCode(t, fault.DeadlineExceeded, <-hasty.lanes)
 	_, err = slow.Read(make([]byte, 1))
 	require.Error(t, err)
 	dialRaw(t, b.addr, good.bytes()[:40]).Close()
@@ -353,7 +354,10 @@ func TestPeerDeath(t *testing.T) {
 		i := p.ini.(*initiator)
 		i.mu.Lock()
 		defer i.mu.Unlock()
-		return i.byID[1].reached()
+		o := i.byID[1]
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		return o.touched
 	})
 	x.cut()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -406,4 +410,40 @@ func TestProviderCloseLeavesNothing(t *testing.T) {
 		})
 	}
 	eventually(t, "the proxies' descriptors are closed", func() bool { return fds() <= before })
+}
+
+// FuzzTarget says anything on a lane. Nothing outside the window may change, and the target must come to rest.
+func FuzzTarget(f *testing.F) {
+	_, frames := golden()
+	for i := range frames {
+		var b []byte
+		for _, x := range frames[4:][:i%6+1] {
+			b = append(b, x...)
+		}
+		f.Add(b)
+	}
+	f.Add(frame(header{kind: kindWrite, seq: 1, key: 1, total: 8}, []desc{{4090, 4}, {4100, 4}}, make([]byte, 8), 0))
+	f.Add(frame(header{kind: kindWrite, seq: 1, key: 1, total: 8}, []desc{{4096, 8}}, []byte("kvxferkv"), 0))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		n, err := New(Options{Lanes: 1})
+		require.NoError(t, err)
+		tgt, par, err := n.Accept(1)
+		require.NoError(t, err)
+		mem := mapped(t, 3*4096)
+		_, err = tgt.Grant(rdma.Window{Region: register(t, n, mem, "mem"), Access: rdma.AccessWrite, Bounds: rdma.Spans{{Off: 4096, Len: 4096}}})
+		require.NoError(t, err)
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		h := helloFor(t, par, 0)
+		l := dialRaw(t, ln.Addr().String(), append(h.bytes(), b...))
+		c, err := ln.Accept()
+		require.NoError(t, err)
+		require.NoError(t, n.ServeLane(c, nil))
+		_ = l.Conn.(*net.TCPConn).CloseWrite() // the target may have cut it already
+		_, _ = io.Copy(io.Discard, l)          // ends when the target has taken all and closed
+		require.NoError(t, n.Close())
+		require.NoError(t, ln.Close())
+		require.Equal(t, make([]byte, 4096), mem[:4096])
+		require.Equal(t, make([]byte, 4096), mem[8192:])
+	})
 }

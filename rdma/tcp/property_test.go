@@ -50,7 +50,7 @@ func TestRandomOpsChangeExactlyWhatTheyMay(t *testing.T) {
 	rng := newRand(t)
 	for n := range 12 {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			o := Options{Lanes: 1 + rng.IntN(4), SocketBuffer: []int{4096, small, 4 << 20}[rng.IntN(3)], MaxInFlight: 1 + rng.IntN(40)}
+			o := Options{Lanes: 1 + rng.IntN(4), SocketBuffer: []int{16 << 10, small, 4 << 20}[rng.IntN(3)], MaxInFlight: 1 + rng.IntN(40)}
 			p, x := newProxied(t, slot*slots*windows, o, o)
 			r := &round{pair: p, t: t, rng: rng}
 			r.run(x)

@@ -164,7 +164,7 @@ func (t *target) end(why fault.Code, cause error) {
 		}
 	}
 	if why != fault.Closed {
-		t.p.opt.Logger.Warn("session down", "role", "target", "session", uint64(t.id), "code", why.String(), "error", cause)
+		t.p.opt.Logger.Info("session down", "role", "target", "session", uint64(t.id), "code", why.String(), "error", cause)
 	}
 }
 
