@@ -84,17 +84,31 @@ class Peer:
 
     def lease_ended(self, lease: int, note: bytes = b"", **more: Any) -> None:
         body = {
-            "lease": lease, "transfer_id": "ab" * 16, "peer": "node-b", "provider": "tcp", "bytes": 4096,
-            "generation": 7, **more,
-        }  # fmt: skip
+            "lease": lease,
+            "transfer_id": "ab" * 16,
+            "peer": "node-b",
+            "provider": "tcp",
+            "bytes": 4096,
+            "generation": 7,
+            **more,
+        }
         self.send(EVENT_LEASE, 0, body, note)
 
     def transfer_ended(self, transfer: int, released: bool = True, **more: Any) -> None:
         body = {
-            "transfer": transfer, "transfer_id": "cd" * 16, "peer": "node-b", "provider": "tcp",
-            "provider_reason": "the only one", "blocks": 3, "bytes": 4096, "released": released, "first_ns": 10,
-            "last_ns": 30, "busy_ns": 15, **more,
-        }  # fmt: skip
+            "transfer": transfer,
+            "transfer_id": "cd" * 16,
+            "peer": "node-b",
+            "provider": "tcp",
+            "provider_reason": "the only one",
+            "blocks": 3,
+            "bytes": 4096,
+            "released": released,
+            "first_ns": 10,
+            "last_ns": 30,
+            "busy_ns": 15,
+            **more,
+        }
         self.send(EVENT_TRANSFER, 0, body)
 
     def released(self, transfer: int) -> None:
@@ -234,10 +248,20 @@ class FakeDaemon:
         if got.kind == HELLO:
             assert b["min_version"] == b["max_version"] == 1
             peer.send(
-                HELLO_OK, got.request,
-                {"min_version": 1, "max_version": 1, "version": 1, "tenant": b["tenant"], "software": "kvxfer 0.1.0",
-                 "node": d.node, "epoch": d.epoch, "boot_id": "boot-1", "unknown_field": [1, {"a": None}]},
-            )  # fmt: skip
+                HELLO_OK,
+                got.request,
+                {
+                    "min_version": 1,
+                    "max_version": 1,
+                    "version": 1,
+                    "tenant": b["tenant"],
+                    "software": "kvxfer 0.1.0",
+                    "node": d.node,
+                    "epoch": d.epoch,
+                    "boot_id": "boot-1",
+                    "unknown_field": [1, {"a": None}],
+                },
+            )
         elif got.kind == REGISTER_REGION:
             (fd,) = got.fds
             number = d.number()
@@ -260,15 +284,30 @@ class FakeDaemon:
         elif got.kind == PUSH:
             peer.ok(
                 got,
-                {"transfer": d.number(), "transfer_id": "cd" * 16, "trace_id": TRACE_ID, "parent_id": PARENT_ID,
-                 "sampled": True},
-            )  # fmt: skip
+                {
+                    "transfer": d.number(),
+                    "transfer_id": "cd" * 16,
+                    "trace_id": TRACE_ID,
+                    "parent_id": PARENT_ID,
+                    "sampled": True,
+                },
+            )
         elif got.kind == BLOCKS:
             body = {"total": 16, "leased": 1, "committed": 2, "revoking": 0, "held": 0}
             peer.ok(got, body, struct.pack("<IIQIIQIIQ", 3, 1, 9, 4, 2, 7, 5, 2, 8))
         elif got.kind == STATUS:
-            peer.ok(got, {"node": d.node, "epoch": d.epoch, "version": "0.1.0", "providers": ["tcp"], "nodes": None,
-                          "registry_connected": True, "clients": 1})  # fmt: skip
+            peer.ok(
+                got,
+                {
+                    "node": d.node,
+                    "epoch": d.epoch,
+                    "version": "0.1.0",
+                    "providers": ["tcp"],
+                    "nodes": None,
+                    "registry_connected": True,
+                    "clients": 1,
+                },
+            )
         elif got.kind not in NO_REPLY:
             peer.ok(got)
 

@@ -209,7 +209,7 @@ class Cache:
                 packed,
                 timeout=timeout,
                 on_ok=granted,
-                on_late=Lease.discard,
+                on_late=Lease._discard,
                 released=False,
             )
             return lease
@@ -267,7 +267,7 @@ class Cache:
         def accepted(frame: wire.Frame) -> Push:
             b = frame.body()
             transfer, trace_id = wire.get_id(b, "transfer"), wire.get(b, "trace_id", "")
-            span.place(
+            span._place(
                 _trace.Context(trace_id, span.span_id, wire.get(b, "sampled", False)),
                 wire.get(b, "parent_id", ""),
             )
@@ -285,7 +285,7 @@ class Cache:
             session.add_push(transfer, push)
             session.end_later(deadline, push, "_expire")
             if not layerwise:
-                push.finish_now(data)
+                push._finish_now(data)
             return push
 
         body: dict[str, Any] = {
@@ -305,14 +305,14 @@ class Cache:
                 packed,
                 timeout=min(timeout, self._client.timeout),
                 on_ok=accepted,
-                on_late=Push.discard,
+                on_late=Push._discard,
                 released=False,
                 may_have_written=True,
             )
             return push
         except KvxferError as e:
             if parent is not None:  # otherwise the trace is known to the ticket alone
-                span.place(_trace.Context(parent.trace_id, span.span_id, parent.sampled), parent.span_id)
+                span._place(_trace.Context(parent.trace_id, span.span_id, parent.sampled), parent.span_id)
                 span.set("kvxfer.result", type(e).__name__)
                 session.end_span(span, e)
             raise
@@ -367,7 +367,7 @@ class Cache:
             DaemonUnavailable: the daemon is lost (released=False); the cache stays, for reconnect.
         """
         if self._attached is None:
-            self._client.check_fork()
+            self._client._check_fork()
             return
         session, region, cache = self._attached
         timeout = check_duration("drop", timeout)
@@ -380,12 +380,12 @@ class Cache:
                 pass
         session.fenced(self.name)
         self._attached = None
-        self._client.forget(self)
+        self._client._forget(self)
         self._mem.close()
 
     # What follows is called by the SDK.
 
-    def spec(self) -> dict[str, Any]:
+    def _spec(self) -> dict[str, Any]:
         """The cache's part of REGISTER_CACHE, without the region."""
         out: dict[str, Any] = {"model": self.model}
         if self.revision:
@@ -395,12 +395,12 @@ class Cache:
         return {**out, "layout": self.layout.to_wire(), "num_blocks": self.num_blocks}
 
     def _check_memory(self, op: str) -> None:
-        self._client.check_fork()
+        self._client._check_fork()
         if self._mem.fd < 0:
             raise Closed("the cache was dropped or its client closed", op=op, region=self.name)
 
     def _use(self, op: str) -> tuple[Session, int]:
-        self._client.check_fork()
+        self._client._check_fork()
         if self._attached is None:
             raise Closed("the cache was dropped or its client closed", op=op, region=self.name)
         session, _, cache = self._attached

@@ -239,7 +239,7 @@ class Client:
             number, served = conn.request(
                 op,
                 wire.REGISTER_CACHE,
-                {"name": cache.name, "region": region, **cache.spec()},
+                {"name": cache.name, "region": region, **cache._spec()},
                 vouched,
                 timeout=_left(deadline),
                 on_ok=registered,
@@ -274,7 +274,7 @@ class Client:
 
         Until the first call only the newest 4,096 are kept.
         """
-        self.check_fork()
+        self._check_fork()
         return self._completed.take()
 
     def daemon_exited(self, timeout: float = 0.0) -> bool:
@@ -287,7 +287,7 @@ class Client:
             NotSupported: the daemon's process cannot be seen from here (it lives in another pid namespace),
                 or the client is closed.
         """
-        self.check_fork()
+        self._check_fork()
         exited = self._session.conn.daemon_exited(check_timeout("daemon_exited", timeout) or 0.0)
         if exited is None:
             raise NotSupported("the daemon's process cannot be watched from here", op="daemon_exited")
@@ -310,7 +310,7 @@ class Client:
             DaemonUnavailable: no daemon in time.
             KvxferError: a cache was refused; the connection is closed again and the call may be repeated.
         """
-        self.check_fork()
+        self._check_fork()
         deadline = time.monotonic() + check_duration("reconnect", timeout)
         with self._one_at_a_time:
             old = self._session
@@ -380,7 +380,7 @@ class Client:
             attributes: str, bool, int or float; dots cannot be written as keywords, so use ``span.set`` for
                 those.
         """
-        self.check_fork()
+        self._check_fork()
         span = _trace.start("span", name, traceparent, attributes)
         return _trace.record(span, self._end_span)
 
@@ -417,10 +417,10 @@ class Client:
     def _end_span(self, span: _trace.Span, error: BaseException | None) -> None:
         self._session.end_span(span, error)
 
-    def check_fork(self) -> None:
+    def _check_fork(self) -> None:
         self._session.conn.check_fork()
 
-    def forget(self, cache: Cache) -> None:
+    def _forget(self, cache: Cache) -> None:
         """A cache was dropped."""
         with self._lock:
             if cache in self._caches:
@@ -455,7 +455,7 @@ class Client:
             raise Closed("the client was closed", op=op)
 
     def _use(self, op: str) -> Session:
-        self.check_fork()
+        self._check_fork()
         self._check_open(op)
         return self._session
 

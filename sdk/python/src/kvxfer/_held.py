@@ -56,14 +56,10 @@ class Held(Pending[T]):
 
     # What follows is called by the SDK.
 
-    @property
-    def cache_name(self) -> str:
-        return self._cache_name
-
-    def on_lost(self, error: KvxferError) -> None:
+    def _on_lost(self, error: KvxferError) -> None:
         self._fail(error)
 
-    def on_fenced(self) -> None:
+    def _on_fenced(self) -> None:
         if not self._done:
             self._fail(self._dropped())
         self._set_released()

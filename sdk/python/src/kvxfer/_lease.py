@@ -225,7 +225,7 @@ class Lease(Held[LeaseResult]):
         else:
             p._fail(again(self._error, op=p._op, released=self._error.released))
 
-    def on_layers(self, layers: memoryview) -> None:
+    def _on_layers(self, layers: memoryview) -> None:
         span = self._span
         for layer in layers:
             if layer >= self._layers:
@@ -240,7 +240,7 @@ class Lease(Held[LeaseResult]):
             if p is not None:
                 p._finish(None)
 
-    def on_ended(self, body: dict[str, Any], notification: bytes) -> None:
+    def _on_ended(self, body: dict[str, Any], notification: bytes) -> None:
         self._transfer_id = wire.get(body, "transfer_id", "")
         error = body.get("error")
         if error is not None:
@@ -267,8 +267,8 @@ class Lease(Held[LeaseResult]):
             self._finish(result)
         self._tell_released()
 
-    def on_lost(self, error: KvxferError) -> None:
-        super().on_lost(error)
+    def _on_lost(self, error: KvxferError) -> None:
+        super()._on_lost(error)
         with self._layer_lock:
             fences, self._fences = self._fences, []
         for f in fences:
@@ -302,7 +302,7 @@ class Lease(Held[LeaseResult]):
         if not self._released:
             self._send_revoke()
 
-    def discard(self) -> None:
+    def _discard(self) -> None:
         """The caller of Cache.lease has gone before this answer came: nobody has the ticket."""
         self._quiet = True
         self._send_revoke()

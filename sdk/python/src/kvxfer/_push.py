@@ -152,13 +152,13 @@ class Push(Held[TransferResult]):
             if self._session.conn.alive:
                 raise
 
-    def finish_now(self, notification: bytes) -> None:
+    def _finish_now(self, notification: bytes) -> None:
         """The end of a push that is not layerwise, sent by the connection's thread behind the answer."""
         with self._finish_lock:
             self._finished = True
             self._send(wire.PUSH_FINISH, {"transfer": self._transfer}, notification)
 
-    def on_transfer(self, body: dict[str, Any]) -> bool:
+    def _on_transfer(self, body: dict[str, Any]) -> bool:
         released = wire.get(body, "released", False)
         error = body.get("error")
         if error is not None:
@@ -188,14 +188,14 @@ class Push(Held[TransferResult]):
             self._tell_released()
         return released
 
-    def on_released(self) -> None:
+    def _on_released(self) -> None:
         self._set_released()
         self._tell_released()
 
     def _expire(self) -> None:
         if self._done:
             return
-        self.discard()
+        self._discard()
         self._fail(
             DeadlineExceeded(
                 "the deadline has passed and the daemon has not said how the transfer ended",
@@ -205,7 +205,7 @@ class Push(Held[TransferResult]):
             )
         )
 
-    def discard(self) -> None:
+    def _discard(self) -> None:
         """Nobody waits for it any more: the daemon should end it, where it still listens."""
         try:
             self._send(wire.PUSH_CANCEL, {"transfer": self._transfer}, b"")

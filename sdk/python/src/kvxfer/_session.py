@@ -20,24 +20,24 @@ _SPAN_DELAY = 1.0
 class Handle(Protocol):
     """A lease or a push, as its session sees it."""
 
-    @property
-    def cache_name(self) -> str: ...
-    def on_lost(self, error: KvxferError) -> None: ...
-    def on_fenced(self) -> None: ...
+    _cache_name: str
+
+    def _on_lost(self, error: KvxferError) -> None: ...
+    def _on_fenced(self) -> None: ...
 
 
 class LeaseHandle(Handle, Protocol):
     """A lease as events see it."""
 
-    def on_layers(self, layers: memoryview) -> None: ...
-    def on_ended(self, body: dict[str, Any], notification: bytes) -> None: ...
+    def _on_layers(self, layers: memoryview) -> None: ...
+    def _on_ended(self, body: dict[str, Any], notification: bytes) -> None: ...
 
 
 class PushHandle(Handle, Protocol):
-    """A push as events see it; on_transfer says whether its memory is released."""
+    """A push as events see it; _on_transfer says whether its memory is released."""
 
-    def on_transfer(self, body: dict[str, Any]) -> bool: ...
-    def on_released(self) -> None: ...
+    def _on_transfer(self, body: dict[str, Any]) -> bool: ...
+    def _on_released(self) -> None: ...
 
 
 class Session:
@@ -105,13 +105,13 @@ class Session:
         gone."""
         ended: list[Handle] = []
         for lease, handle in list(self._leases.items()):
-            if handle.cache_name == cache_name and self._leases.pop(lease, None) is not None:
+            if handle._cache_name == cache_name and self._leases.pop(lease, None) is not None:
                 ended.append(handle)
         for transfer, push in list(self._pushes.items()):
-            if push.cache_name == cache_name and self._pushes.pop(transfer, None) is not None:
+            if push._cache_name == cache_name and self._pushes.pop(transfer, None) is not None:
                 ended.append(push)
         for h in ended:
-            h.on_fenced()
+            h._on_fenced()
         if not self.conn.alive:
             self.conn.look_again()
 
@@ -122,34 +122,34 @@ class Session:
             lease, layers = wire.layers_visible(frame.array)
             entry = self._leases.get(lease)
             if entry is not None:
-                entry.on_layers(layers)
+                entry._on_layers(layers)
         elif frame.kind == wire.EVENT_LEASE:
             body = frame.body()
             ended = self._leases.pop(wire.get_id(body, "lease"), None)
             if ended is not None:
-                ended.on_ended(body, frame.array)
+                ended._on_ended(body, frame.array)
         elif frame.kind == wire.EVENT_TRANSFER:
             body = frame.body()
             transfer = wire.get_id(body, "transfer")
             push = self._pushes.get(transfer)
-            if push is not None and push.on_transfer(body):
+            if push is not None and push._on_transfer(body):
                 self._pushes.pop(transfer, None)
         elif frame.kind == wire.EVENT_RELEASED:
             released = self._pushes.pop(wire.get_id(frame.body(), "transfer"), None)
             if released is not None:
-                released.on_released()
+                released._on_released()
         # An event of another kind comes from a newer daemon and says nothing that this version needs.
 
     def on_lost(self, error: KvxferError) -> None:
         for handle in self._handles():
-            handle.on_lost(again(error, op=error.op, released=False))
+            handle._on_lost(again(error, op=error.op, released=False))
 
     def on_daemon_exit(self) -> None:
         handles = self._handles()
         self._leases.clear()
         self._pushes.clear()
         for handle in handles:
-            handle.on_fenced()
+            handle._on_fenced()
 
     def awaits_exit(self) -> bool:
         return bool(self._leases or self._pushes)

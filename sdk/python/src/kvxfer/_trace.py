@@ -98,12 +98,7 @@ def parent_of(op: str, traceparent: str | None) -> Context | None:
 class Span:
     """A step of the caller's own, from :meth:`Client.span`.
 
-    Attributes:
-        traceparent: W3C context of this span; give it to lease, write and span, so that they become its
-            children.
-        trace_id: 32 hex digits.
-        span_id: 16 hex digits.
-        sampled: False when nothing of the trace is recorded.
+    Give its :attr:`traceparent` to lease, write and span, so that they become its children.
     """
 
     def __init__(self, name: str, context: Context, parent_id: str, attributes: dict[str, Any]) -> None:
@@ -117,18 +112,22 @@ class Span:
 
     @property
     def traceparent(self) -> str:
+        """W3C context of this span."""
         return self._context.traceparent
 
     @property
     def trace_id(self) -> str:
+        """32 hex digits."""
         return self._context.trace_id
 
     @property
     def span_id(self) -> str:
+        """16 hex digits."""
         return self._context.span_id
 
     @property
     def sampled(self) -> bool:
+        """False when nothing of the trace is recorded."""
         return self._context.sampled
 
     def set(self, key: str, value: str | bool | int | float) -> None:
@@ -138,25 +137,25 @@ class Span:
     def event(self, name: str) -> None:
         """Notes a moment; above 256 they are left out."""
         if len(self._events) < MAX_EVENTS:
-            self._events.append((name, self.now()))
+            self._events.append((name, self._now()))
 
-    def place(self, context: Context, parent_id: str) -> None:
+    def _place(self, context: Context, parent_id: str) -> None:
         """Puts a span into its trace, where that is known only after it began."""
         self._context, self._parent_id = context, parent_id
 
     def __repr__(self) -> str:
         return f"<kvxfer.Span {self._name} {self.traceparent}>"
 
-    def now(self) -> int:
+    def _now(self) -> int:
         """Unix nanoseconds that a stepped wall clock does not disturb within the span."""
         return self._start + time.monotonic_ns() - self._clock
 
-    def to_wire(self, error: str) -> dict[str, Any]:
+    def _to_wire(self, error: str) -> dict[str, Any]:
         """The finished span's JSON object."""
         out: dict[str, Any] = {"trace_id": self.trace_id, "span_id": self.span_id}
         if self._parent_id:
             out["parent_id"] = self._parent_id
-        end = self.now()
+        end = self._now()
         out |= {
             "name": clip(self._name, _MAX_NAME) or "span",
             "start_unix_ns": self._start,
@@ -214,7 +213,7 @@ class Spans:
         with self._lock:
             if len(self._waiting) >= _MAX_WAITING:
                 return False
-            self._waiting.append(span.to_wire(text))
+            self._waiting.append(span._to_wire(text))
             return len(self._waiting) == 1
 
     def flush(self, send: Callable[[dict[str, Any]], None]) -> None:
