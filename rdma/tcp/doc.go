@@ -2,7 +2,7 @@
 // nodes, one system call for many ranges, no copy in user space.
 //
 // Terms. A lane is one TCP connection of a session; a session has a few, and each operation travels on the one with
-// the least to do. Operations become frames (docs/protocol-lanes.md has the bytes). A gate stands before every piece
+// the least to do. Operations become frames (docs/protocol.md has the bytes). A gate stands before every piece
 // of memory: of a window at the target, of an operation's local side at the initiator. Payload that nobody may place
 // goes to the sink; payload that nobody may read any more is replaced by filler, which is zeros. A result ends an
 // operation at its initiator.

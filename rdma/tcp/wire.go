@@ -7,7 +7,7 @@ import (
 	"github.com/kvxfer/kvxfer/internal/fault"
 )
 
-// The frames of a lane, version 1. docs/protocol-lanes.md has the same byte by byte.
+// The frames of a lane, version 1. docs/protocol.md ("Lanes") has the same byte by byte.
 const (
 	headerLen  = 64
 	descLen    = 16
