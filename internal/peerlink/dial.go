@@ -1,0 +1,300 @@
+package peerlink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"time"
+
+	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/internal/wire"
+	"github.com/kvxfer/kvxfer/rdma"
+	"github.com/kvxfer/kvxfer/xfer"
+)
+
+// flight is a dial that is under way. done is closed when link or err is set.
+type flight struct {
+	done   chan struct{}
+	link   *link
+	err    error
+	cancel context.CancelFunc
+
+	// Under Links.mu.
+	waiting int  // callers
+	landing bool // LinkUp is due: too late to abandon it
+}
+
+// Dial returns the live link to the peer, or makes it; concurrent callers share one attempt, which goes on as long as
+// one of them waits. It fails at once when the peer refuses the connection. Errors: PeerUnreachable (also when ctx's
+// deadline passes), Cancelled, StaleEpoch, VersionMismatch, FeatureRequired, NotSupported (no provider in common),
+// PermissionDenied, Draining (this node or the peer is shutting down), PeerLost, ResourceExhausted (links), Closed,
+// InvalidArgument (ref), and whatever else the peer refuses with.
+func (s *Links) Dial(ctx context.Context, ref xfer.PeerRef) (xfer.Link, error) {
+	def(&ref.Tenant, s.opt.Tenant)
+	h := wire.Hello{Tenant: ref.Tenant, WantNode: ref.Node, WantEpoch: ref.Epoch}
+	if err := h.Validate(); err != nil {
+		return nil, err
+	}
+	if err := requireNode("dial", ref.Node, ref.Epoch); err != nil {
+		return nil, err
+	}
+	if ctx.Err() != nil {
+		return nil, waitError(ctx, &ref)
+	}
+	key := peerKey{ref.Node, ref.Epoch, ref.Tenant}
+	s.mu.Lock()
+	if err := s.refusal(); err != nil {
+		s.mu.Unlock()
+		return nil, err
+	}
+	if l := s.out[key]; l != nil {
+		s.mu.Unlock()
+		if l.bye.Load() {
+			return nil, &fault.Error{Code: fault.Draining, Op: "dial", Peer: ref.Node, Detail: "the peer is shutting down"}
+		}
+		return l, nil
+	}
+	f := s.flights[key]
+	if f == nil {
+		f = &flight{done: make(chan struct{})}
+		var fctx context.Context
+		fctx, f.cancel = context.WithCancel(s.ctx)
+		s.flights[key] = f
+		s.wg.Add(1)
+		go s.fly(fctx, f, ref)
+	}
+	f.waiting++
+	s.mu.Unlock()
+
+	select {
+	case <-f.done:
+	case <-ctx.Done():
+		s.mu.Lock()
+		f.waiting--
+		if f.waiting == 0 && !f.landing {
+			f.cancel()
+			if s.flights[key] == f {
+				delete(s.flights, key)
+			}
+		}
+		s.mu.Unlock()
+		return nil, waitError(ctx, &ref)
+	}
+	if f.err != nil {
+		return nil, f.err
+	}
+	return f.link, nil
+}
+
+// waitError is what a caller gets whose ctx ended: a peer that could not be reached in time is unreachable.
+func waitError(ctx context.Context, ref *xfer.PeerRef) error {
+	code := fault.PeerUnreachable
+	if errors.Is(ctx.Err(), context.Canceled) {
+		code = fault.Cancelled
+	}
+	return &fault.Error{Code: code, Op: "dial", Peer: ref.Node, Detail: "no link to " + ref.Addr, Err: ctx.Err()}
+}
+
+// fly is a flight's goroutine.
+func (s *Links) fly(ctx context.Context, f *flight, ref xfer.PeerRef) {
+	defer s.wg.Done()
+	defer f.cancel()
+	l, err := s.connectAny(ctx, ref)
+	if err == nil {
+		err = s.land(f, l)
+	}
+	if err != nil && s.ctx.Err() != nil {
+		err = errClosed
+	}
+	key := peerKey{ref.Node, ref.Epoch, ref.Tenant}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err == nil {
+		// A link that is down by now has been forgotten already, or is about to be: forget needs this lock.
+		if err = l.cause(); err == nil {
+			s.out[key] = l
+		}
+	}
+	f.link, f.err = l, err
+	if s.flights[key] == f {
+		delete(s.flights, key)
+	}
+	close(f.done)
+}
+
+// land makes the link known to the handler, unless everybody has stopped waiting.
+func (s *Links) land(f *flight, l *link) error {
+	s.mu.Lock()
+	err := s.refusal()
+	if err == nil && s.flights[l.key()] != f {
+		err = fault.New(fault.Cancelled, "dial", "nobody waits any more")
+	}
+	f.landing = err == nil
+	s.mu.Unlock()
+	if err != nil {
+		l.Close(err)
+	}
+	if l.open() {
+		return nil
+	}
+	return l.cause()
+}
+
+// addrs lists where the peer may be, the best first.
+func (s *Links) addrs(ref *xfer.PeerRef) []string {
+	var list []string
+	if s.opt.Resolve != nil {
+		if addr, epoch, ok := s.opt.Resolve(ref.Node); ok && epoch == ref.Epoch && addr != "" && addr != ref.Addr {
+			list = append(list, addr)
+		}
+	}
+	if ref.Addr != "" {
+		list = append(list, ref.Addr)
+	}
+	return list
+}
+
+// connectAny tries the peer's addresses. Of several errors that of a node which answered says most.
+func (s *Links) connectAny(ctx context.Context, ref xfer.PeerRef) (*link, error) {
+	var best error
+	for _, addr := range s.addrs(&ref) {
+		ref.Addr = addr
+		l, err := s.connect(ctx, ref)
+		if err == nil {
+			return l, nil
+		}
+		s.opt.Logger.Info("dial failed", "peer", ref.Node, "epoch", ref.Epoch, "addr", addr, "error", err)
+		if best == nil || errors.Is(best, fault.ErrPeerUnreachable) {
+			best = err
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	if best == nil { // there was none to try
+		best = &fault.Error{Code: fault.PeerUnreachable, Op: "dial", Peer: ref.Node, Detail: "neither the ticket nor the directory has an address"}
+	}
+	return nil, best
+}
+
+// connect makes a link that is started but not opened.
+func (s *Links) connect(ctx context.Context, ref xfer.PeerRef) (*link, error) {
+	dctx, cancel := context.WithTimeout(ctx, s.opt.HelloTimeout)
+	defer cancel()
+	conn, err := s.opt.Dial(dctx, "tcp", ref.Addr)
+	if err != nil {
+		return nil, dialError(fault.PeerUnreachable, &ref, err)
+	}
+	tune(conn)
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	_ = conn.SetDeadline(time.Now().Add(s.opt.HelloTimeout))
+	answer, err := s.exchange(conn, &ref)
+	if !stop() && err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		_ = conn.Close()
+		return nil, s.helloError(ctx, &ref, err)
+	}
+	_ = conn.SetDeadline(time.Time{})
+
+	l := s.newLink(conn, ref, s.nextSession())
+	l.dialed, l.provider, l.reason = true, answer.Provider, answer.Reason
+	if err := s.add(l); err != nil {
+		sayGoodbye(conn, wire.NewError(0, err))
+		return nil, err
+	}
+	l.start()
+	// The lanes go where this connection went: a name may stand for several addresses.
+	if err := l.openSession(ctx, addrOf(conn), answer.Params); err != nil {
+		l.Close(err)
+		close(l.opened)
+		return nil, l.cause()
+	}
+	return l, nil
+}
+
+// openSession connects the payload session; the end of the link ends the attempt.
+func (l *link) openSession(ctx context.Context, addr string, params []byte) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	done := make(chan struct{})
+	defer close(done)
+	go func() {
+		select {
+		case <-l.down:
+			cancel()
+		case <-done:
+		}
+	}()
+	var i rdma.Initiator
+	i, err := l.s.provider(l.provider).Connect(ctx, l.session, addr, params)
+	if err != nil {
+		return fault.From("dial", err)
+	}
+	l.mu.Lock()
+	err = l.err
+	if err == nil {
+		l.initiator = i
+	}
+	l.mu.Unlock()
+	if err != nil {
+		_ = i.Close()
+	}
+	return err
+}
+
+// exchange says HELLO and judges the answer.
+func (s *Links) exchange(conn net.Conn, ref *xfer.PeerRef) (*wire.Hello, error) {
+	h := s.hello()
+	h.Tenant, h.WantNode, h.WantEpoch, h.Providers = ref.Tenant, ref.Node, ref.Epoch, s.offered()
+	f, err := wire.NewFrame(wire.KindHello, helloRequest, &h, nil)
+	if err != nil {
+		return nil, err
+	}
+	if _, err = conn.Write(wire.Append(nil, f)); err != nil {
+		return nil, err
+	}
+	if f, err = wire.ReadFrame(conn, helloLimits); err != nil {
+		return nil, err
+	}
+	switch {
+	case f.Kind == wire.KindError:
+		var w fault.Wire
+		if err = f.Decode(&w); err != nil {
+			return nil, err
+		}
+		return nil, fault.FromWire(&w)
+	case f.Kind != wire.KindHelloOK || f.Request != helloRequest:
+		return nil, violation("kind", "%s for request %d answers HELLO", f.Kind, f.Request)
+	}
+	var answer wire.Hello
+	if err = f.Decode(&answer); err != nil {
+		return nil, err
+	}
+	return &answer, checkAnswer(&answer, &h)
+}
+
+// helloError gives an error of the hello its type and the peer's name. What happened after ctx ended came of that.
+func (s *Links) helloError(ctx context.Context, ref *xfer.PeerRef, err error) error {
+	var typed *fault.Error
+	switch {
+	case ctx.Err() != nil:
+		return dialError(fault.Cancelled, ref, ctx.Err())
+	case errors.As(err, &typed):
+		e := *typed
+		e.Peer = ref.Node
+		return &e
+	case isTimeout(err):
+		return dialError(fault.PeerUnreachable, ref, fmt.Errorf("no answer to HELLO within %s", s.opt.HelloTimeout))
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return dialError(fault.PeerLost, ref, errors.New("the peer closed the connection in the hello"))
+	}
+	return dialError(fault.PeerLost, ref, err)
+}
+
+func dialError(code fault.Code, ref *xfer.PeerRef, err error) error {
+	return &fault.Error{Code: code, Op: "dial", Peer: ref.Node, Detail: "address " + ref.Addr, Err: err}
+}

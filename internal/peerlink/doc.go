@@ -1,0 +1,34 @@
+// Package peerlink keeps the control connections between daemons: who may connect, what is agreed on when it does,
+// whether the peer still lives, and the payload session that belongs to each connection.
+//
+// Terms. A link is one control connection with its payload session; the side that dialed is the source of all
+// transfers on it. The handler is who uses the links (the engine). A lane is a connection of a provider that carries
+// payload; it arrives on the same port and is handed on unread. A flight is a dial in progress that several callers
+// wait for. A visitor is an accepted connection that has not said yet what it is.
+//
+// A link begins with HELLO and its answer. The accepting side makes its half of the session first, tells the
+// handler, and only then answers, so that no frame finds the handler unprepared. The dialing side opens the payload
+// session with what the answer gave it, then tells its handler. Which lanes a dialer has opened is the provider's
+// affair: a dialer whose session does not come up closes the control connection, and a session always ends with it.
+//
+// Life signs. Both sides send PING once in every HeartbeatEvery, unless something else waits to be sent. What counts is
+// bytes that arrive, not whole frames: a block list of 64 MiB may take longer on a busy network than a peer may be silent. Silence
+// is counted in ticks of this process, not in time: a process that was itself stopped or starved has fewer of them and
+// does not blame its peers. Ticks in which the handler holds up the reader do not count either. TCP's keepalive
+// says only that a kernel lives and is off.
+//
+// Identifiers of PINGs have their top bit set (PingBit): OK and ERROR answer both PINGs and the handler's requests.
+//
+// Invariants, each with the test that holds it:
+//   - LinkUp comes before a link's first frame, frames in order from one goroutine, LinkDown once and last:
+//     TestFramesInOrder, TestLinkDownOnce, TestManyLinksComeAndGo
+//   - the dialer reaches the incarnation that it wants or gets StaleEpoch: TestStaleEpoch, TestAnotherNodeAnswers
+//   - one live link a peer, epoch and tenant; who stops waiting for it disturbs nobody: TestSingleFlight,
+//     TestOneCallerGivesUp, TestReconnect
+//   - a silent, stopped or unreading peer costs its own link within the heartbeat's bound, and Close is not held up:
+//     TestSilentPeerIsLost, TestPeerThatDoesNotRead, TestCloseDoesNotWaitForAFullSocket, TestQueueOverflow
+//   - whoever connects costs little and can be put out: TestGarbage, TestSilentVisitorsAreBounded, TestSlowHello,
+//     FuzzVisitor
+//   - the session is closed before LinkDown: TestSessionEndsBeforeLinkDown
+//   - nothing is left after Close: TestMain (goroutines), TestNoDescriptorIsLeft
+package peerlink

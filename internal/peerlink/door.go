@@ -1,0 +1,49 @@
+package peerlink
+
+import (
+	"net"
+	"slices"
+	"sync"
+)
+
+// door bounds how many connections are in their hello. When it is full the one that has taken longest is put out, so
+// that connections which say nothing cannot keep out those that do; a hello takes a round trip.
+type door struct {
+	max int
+
+	mu       sync.Mutex
+	visitors []*visitor // the oldest first
+}
+
+type visitor struct {
+	conn net.Conn
+	out  bool // closed to make room
+}
+
+// enter takes a connection in; leave must follow. With evict false a full door stays as it is and nil comes back.
+func (d *door) enter(conn net.Conn, evict bool) *visitor {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.visitors) >= d.max {
+		if !evict {
+			return nil
+		}
+		oldest := d.visitors[0]
+		oldest.out = true
+		d.visitors = slices.Delete(d.visitors, 0, 1)
+		_ = oldest.conn.Close()
+	}
+	v := &visitor{conn: conn}
+	d.visitors = append(d.visitors, v)
+	return v
+}
+
+// leave ends a visit, at the first call. It reports false for a visitor that was put out.
+func (d *door) leave(v *visitor) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if i := slices.Index(d.visitors, v); i >= 0 {
+		d.visitors = slices.Delete(d.visitors, i, i+1)
+	}
+	return !v.out
+}

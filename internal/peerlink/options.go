@@ -1,0 +1,133 @@
+package peerlink
+
+import (
+	"context"
+	"log/slog"
+	"math"
+	"net"
+	"time"
+
+	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/internal/wire"
+	"github.com/kvxfer/kvxfer/rdma"
+	"github.com/kvxfer/kvxfer/xfer"
+)
+
+// Handler uses the links. For one link: LinkUp first, then LinkFrame in the order of arrival from one goroutine, then
+// LinkDown once. A LinkFrame that waits holds up its own link only.
+type Handler interface {
+	LinkUp(l xfer.Link)
+	// LinkFrame gets every frame but heartbeats and the hello: BIND, FIN and ABORT where the peer dialed, DONE and
+	// ENDED where this side did, BYE, OK and ERROR on both. The frame is the handler's to keep.
+	LinkFrame(l xfer.Link, f wire.Frame)
+	// LinkDown comes after the session's Close. reason is never nil.
+	LinkDown(l xfer.Link, reason error)
+}
+
+// LaneServer takes connections that open with "KVXL"; rdma/tcp is one. ServeLane returns when the connection's hello
+// is over and closes it on an error.
+type LaneServer interface {
+	ServeLane(conn net.Conn, prefix []byte) error
+}
+
+// Options sets Links up. Node, Epoch, Providers and Handler are required; the zero value of others means the default.
+type Options struct {
+	Node     string
+	Epoch    string // 32 lower-case hex digits
+	Tenant   string // of connections and PeerRefs that name none
+	Software string // for people: "kvxfer 0.1.0"
+
+	Providers   []rdma.Provider // best first, 1 to 16 of different names
+	Lanes       LaneServer      // nil: lanes are closed like garbage
+	Handler     Handler
+	NextSession func() rdma.SessionID // never the same twice in the process; default: a counter of its own
+
+	// Resolve gives what the directory knows of a node, from memory: it must not wait. An address of the wanted epoch
+	// is tried before the ticket's.
+	Resolve func(node string) (addr, epoch string, ok bool)
+
+	HeartbeatEvery  time.Duration // 1 ms to 1 h, default 1 s
+	HeartbeatMisses int           // 2 to 1000, default 3
+	HelloTimeout    time.Duration // for connecting, and again for the hello; of every address. 1 ms to 1 h, default 5 s
+
+	MaxLinks      int // dialed and accepted, 1 to 2^20, default 1024
+	MaxHandshakes int // connections in their hello, and again lanes in theirs; 1 to 2^16, default 128
+	MaxQueue      int // frames that wait to be sent on a link, 1 to 2^24, default 16384
+	MaxQueueBytes int // their bytes, 1 to 2^40, default 64 MiB; one larger frame is taken when nothing waits
+
+	// Dial connects; default net.Dialer without keepalive.
+	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
+
+	Logger *slog.Logger // default: silent
+}
+
+func (o *Options) ensureDefaults() {
+	def(&o.HeartbeatEvery, time.Second)
+	def(&o.HeartbeatMisses, 3)
+	def(&o.HelloTimeout, 5*time.Second)
+	def(&o.MaxLinks, 1024)
+	def(&o.MaxHandshakes, 128)
+	def(&o.MaxQueue, 16384)
+	def(&o.MaxQueueBytes, 64<<20)
+	if o.Dial == nil {
+		o.Dial = (&net.Dialer{KeepAlive: -1}).DialContext
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+}
+
+func def[T comparable](p *T, v T) {
+	var zero T
+	if *p == zero {
+		*p = v
+	}
+}
+
+func (o *Options) validate() error {
+	const op = "peer links"
+	h := wire.Hello{Tenant: o.Tenant, Software: o.Software, Node: o.Node, Epoch: o.Epoch}
+	if err := h.Validate(); err != nil {
+		return err
+	}
+	if err := requireNode(op, o.Node, o.Epoch); err != nil {
+		return err
+	}
+	if n := len(o.Providers); n < 1 || n > maxProviders {
+		return fault.Invalid(op, "Providers", "%d, allowed 1..%d", n, maxProviders)
+	}
+	for i, p := range o.Providers {
+		if err := wire.CheckName(op, "Providers", p.Name()); err != nil {
+			return err
+		}
+		for _, q := range o.Providers[:i] {
+			if p.Name() == q.Name() {
+				return fault.Invalid(op, "Providers", "two are called %q, allowed are different names", p.Name())
+			}
+		}
+	}
+	if o.Handler == nil {
+		return fault.Invalid(op, "Handler", "nil, want a handler")
+	}
+	for _, f := range [...]struct {
+		name      string
+		v         int64
+		low, high int64
+	}{
+		{"HeartbeatEvery", int64(o.HeartbeatEvery), int64(time.Millisecond), int64(time.Hour)},
+		{"HeartbeatMisses", int64(o.HeartbeatMisses), 2, 1000},
+		{"HelloTimeout", int64(o.HelloTimeout), int64(time.Millisecond), int64(time.Hour)},
+		{"MaxLinks", int64(o.MaxLinks), 1, 1 << 20},
+		{"MaxHandshakes", int64(o.MaxHandshakes), 1, 1 << 16},
+		{"MaxQueue", int64(o.MaxQueue), 1, 1 << 24},
+		{"MaxQueueBytes", int64(o.MaxQueueBytes), 1, min(1<<40, math.MaxInt)},
+	} {
+		if f.v < f.low || f.v > f.high {
+			return fault.Invalid(op, f.name, "%d, allowed %d..%d", f.v, f.low, f.high)
+		}
+	}
+	return nil
+}
+
+// silence is how long a peer may show no progress.
+func (o *Options) silence() time.Duration { return time.Duration(o.HeartbeatMisses) * o.HeartbeatEvery }
