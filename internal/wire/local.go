@@ -90,7 +90,7 @@ type PushRequest struct {
 	Cache         uint64 `json:"cache"`
 	Ticket        string `json:"ticket"`
 	TimeoutMillis int64  `json:"timeout_ms"`
-	Layerwise     bool   `json:"layerwise"` // false: everything is ready now and FIN follows by itself
+	Layerwise     bool   `json:"layerwise"` // false: everything is ready now; PUSH_FINISH, with the notification, follows at once
 	// Traceparent is what the call belongs to; absent, the ticket's context is taken. SpanID is the id that the
 	// client gives its own span of this call (16 hex digits): the daemon's spans become its children.
 	Traceparent string `json:"traceparent,omitempty"`
