@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import select
+import signal
 import warnings
 from collections.abc import Callable
 
@@ -28,8 +30,9 @@ def in_child(check: Callable[[], None]) -> None:
             os._exit(0)
     os.close(write)
     said = b""
-    while chunk := os.read(read, 4096):
+    while select.select([read], [], [], 60)[0] and (chunk := os.read(read, 4096)):
         said += chunk
+    os.kill(pid, signal.SIGKILL)
     os.close(read)
     os.waitpid(pid, 0)
     assert said == b"ok", said.decode()

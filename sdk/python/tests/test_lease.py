@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import struct
 import threading
+import types
 
 import fakedaemon as fd
 import pytest
@@ -210,3 +211,27 @@ def test_many_threads(daemon: FakeDaemon, cache: kvxfer.Cache) -> None:
         t.join()
     assert wrong == []
     eventually(lambda: daemon.count(fd.LEASE) == 400)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_ctrl_c_gives_a_grant_back(
+    daemon: FakeDaemon, cache: kvxfer.Cache, monkeypatch: pytest.MonkeyPatch, early: bool
+) -> None:
+    """Whether the answer comes before or after the interrupt."""
+
+    class Interrupted(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            if timeout is None:
+                return super().wait(20)
+            if early:
+                assert super().wait(20)
+            raise KeyboardInterrupt
+
+    if not early:
+        daemon.running.clear()
+    with monkeypatch.context() as m:
+        m.setattr("kvxfer._call.threading", types.SimpleNamespace(Event=Interrupted))
+        with pytest.raises(KeyboardInterrupt):
+            cache.lease([0])
+    daemon.running.set()
+    daemon.wait_for(fd.REVOKE)

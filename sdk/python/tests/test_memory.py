@@ -48,11 +48,11 @@ def test_layout_arithmetic() -> None:
         kvxfer.Layout(**{**GOOD, "order": "MLA"})
     for n in (0, -1, (1 << 24) + 1, "3"):
         with pytest.raises(kvxfer.InvalidArgument) as e:
-            layout.check_num_blocks(n)  # type: ignore[arg-type]
+            layout._check_num_blocks(n)  # type: ignore[arg-type]
         assert e.value.field == "num_blocks"
     big = kvxfer.Layout(layers=1024, kv_heads=1024, head_dim=16384, dtype="float32", block_tokens=4096)
     with pytest.raises(kvxfer.InvalidArgument, match=r"allowed 1\.\.8192"):
-        big.check_num_blocks(8193)
+        big._check_num_blocks(8193)
 
 
 def test_memory_is_sealed_allocated_and_shared(daemon: FakeDaemon, cache: kvxfer.Cache) -> None:

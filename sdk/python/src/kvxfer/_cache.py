@@ -392,7 +392,7 @@ class Cache:
             out["revision"] = self.revision
         if self.compat:
             out["compat"] = self.compat
-        return {**out, "layout": self.layout.to_wire(), "num_blocks": self.num_blocks}
+        return {**out, "layout": self.layout._to_wire(), "num_blocks": self.num_blocks}
 
     def _check_memory(self, op: str) -> None:
         self._client._check_fork()

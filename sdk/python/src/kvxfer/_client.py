@@ -84,6 +84,9 @@ def connect(
 class Client:
     """A connection to the node's daemon, from :func:`connect`. Any number of threads may use it.
 
+    Calls that ask the daemon block for its answer, which takes well below a millisecond where the daemon is
+    well; what takes long is a pending thing, which asyncio awaits.
+
     It is a context manager that closes itself. In a forked child it and everything made from it raise
     ForkedClient: connect again there. Losing the daemon ends everything pending with DaemonUnavailable
     (released=False); see :meth:`reconnect`.
@@ -187,7 +190,7 @@ class Client:
             check_text(op, field, text, least, _MAX_TEXT)
         if not isinstance(layout, Layout):
             raise InvalidArgument(f"{layout!r:.80}, allowed a Layout", op=op, field="layout")
-        num_blocks = layout.check_num_blocks(num_blocks)
+        num_blocks = layout._check_num_blocks(num_blocks)
         deadline = time.monotonic() + check_duration(op, timeout)
         memory = Memory(name, num_blocks * layout.block_bytes)
         try:

@@ -113,10 +113,16 @@ class Connection:
         """
         call = Call(op, on_ok, on_late)
         self._submit(call, kind, body, data, fds)
-        if not call.event.wait(timeout):
-            with self._lock:
-                call.abandoned = not call.answered
-            if call.abandoned:
+        try:
+            ended = call.event.wait(timeout)
+        except BaseException:  # Ctrl-C: the caller goes, and what the daemon grants nobody has
+            if not self._abandon(call):
+                call.event.wait()
+                if call.error is None and call.on_late is not None:
+                    call.on_late(call.value)
+            raise
+        if not ended:
+            if self._abandon(call):
                 self.check_fork()
                 raise DeadlineExceeded(
                     f"the daemon did not answer within {timeout:g} s",
@@ -135,6 +141,12 @@ class Connection:
                 call.error.released = released
             raise call.error
         return call.value
+
+    def _abandon(self, call: Call) -> bool:
+        """Gives a call up, unless its answer is here already."""
+        with self._lock:
+            call.abandoned = not call.answered
+        return call.abandoned
 
     def request_later(
         self,

@@ -94,7 +94,7 @@ class Layout:
         """Bytes of a block in all layers."""
         return self.layers * self.piece_bytes
 
-    def check_num_blocks(self, num_blocks: int) -> int:
+    def _check_num_blocks(self, num_blocks: int) -> int:
         """num_blocks as an int, or InvalidArgument with the allowed range for this layout."""
         try:
             n = operator.index(num_blocks)
@@ -113,7 +113,7 @@ class Layout:
             return (2, num_blocks, self.block_tokens, self.kv_heads, self.head_dim)
         return (2, num_blocks, self.kv_heads, self.block_tokens, self.head_dim)
 
-    def to_wire(self) -> dict[str, int | str]:
+    def _to_wire(self) -> dict[str, int | str]:
         """The layout's JSON object."""
         names = ("layers", "kv_heads", "head_dim", "dtype", "block_tokens", "order", "tp_rank", "tp_size")
         assert len(names) == len(fields(self))

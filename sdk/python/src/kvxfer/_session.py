@@ -161,6 +161,8 @@ class Session:
 
     def end_span(self, span: Span, error: KvxferError | BaseException | None = None) -> None:
         """Takes a finished span; it is sent within a second."""
+        if self.conn.forked:  # any lock may be held for good here
+            return
         if self.spans.end(span, error) and self.conn.alive:
             self.conn.call_at(time.monotonic() + _SPAN_DELAY, self.flush_spans)
 
