@@ -19,7 +19,8 @@ class Daemon:
         self.trace_file = state / "trace.jsonl"
         self._ready = state / "node.json"
         self._log_path = state / "log.txt"
-        state.mkdir(parents=True)
+        state.parent.mkdir(parents=True, exist_ok=True)
+        state.mkdir(mode=0o700)  # the daemon takes no directory that others may enter
         with self._log_path.open("wb") as log:
             self._process = subprocess.Popen(
                 [

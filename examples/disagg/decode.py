@@ -30,7 +30,7 @@ def main() -> None:
         # New positions go into the last block too, so it no longer is what was committed.
         engine.cache.evict(blocks[leased - 1 : leased])
         generated += [step.token for step in steps]
-    tell(generated=generated, first_ns=first_ns, ended_ns=time.monotonic_ns(), blocks=len(result.blocks), bytes=result.bytes)
+    tell(generated=generated, first_ns=first_ns, ended_ns=time.monotonic_ns(), blocks=result.blocks, bytes=result.bytes)
     engine.client.close()
 
 

@@ -24,6 +24,7 @@ const (
 const (
 	RegionMemfd = "memfd"
 	ModeWrite   = "write"
+	ModeRead    = "read" // refused with NotSupported by this version
 )
 
 // CheckName refuses what is not 1..64 of [A-Za-z0-9_.-].
@@ -132,8 +133,8 @@ func (r *RegisterCache) Validate() error {
 
 // Validate checks the fields.
 func (r *LeaseRequest) Validate() error {
-	if r.Mode != ModeWrite {
-		return fault.Invalid("lease", "mode", "%q, allowed %s", clip(r.Mode, MaxName), ModeWrite)
+	if r.Mode != ModeWrite && r.Mode != ModeRead { // what a node cannot grant is NotSupported, not wrong
+		return fault.Invalid("lease", "mode", "%q, allowed %s, %s", clip(r.Mode, MaxName), ModeWrite, ModeRead)
 	}
 	return checkMillis("lease", "ttl_ms", r.TTLMillis)
 }

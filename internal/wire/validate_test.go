@@ -50,7 +50,7 @@ func TestValidateNamesFieldAndRange(t *testing.T) {
 		{&cache, func(v validator) { v.(*RegisterCache).Compat = long }, "compat"},
 		{&cache, func(v validator) { v.(*RegisterCache).Layout.Layers = 0 }, "layout.layers"},
 		{&cache, func(v validator) { v.(*RegisterCache).NumBlocks = 0 }, "num_blocks"},
-		{&lease, func(v validator) { v.(*LeaseRequest).Mode = "read" }, "mode"},
+		{&lease, func(v validator) { v.(*LeaseRequest).Mode = "peek" }, "mode"},
 		{&lease, func(v validator) { v.(*LeaseRequest).TTLMillis = 0 }, "ttl_ms"},
 		{&lease, func(v validator) { v.(*LeaseRequest).TTLMillis = MaxMillis + 1 }, "ttl_ms"},
 		{&push, func(v validator) { v.(*PushRequest).TimeoutMillis = -1 }, "timeout_ms"},

@@ -1,0 +1,8 @@
+// Package node composes a daemon: the one place that knows every implementation. It starts the parts in the order in
+// which they need each other and ends them in the order that keeps the promises: stop granting, drain, fence, close.
+//
+// Invariants, each with the test that holds it:
+//   - nothing is granted before the former process on the state directory is gone: incarnation tests, TestRestartWaits
+//   - after Close no peer can touch a client's memory, and nothing of the node is left: TestNodeStartsAndStops
+//   - an idle node uses less than 1% of a core: test/integration test_idle
+package node

@@ -1,0 +1,373 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/kvxfer/kvxfer/internal/config"
+	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/internal/health"
+	"github.com/kvxfer/kvxfer/internal/incarnation"
+	"github.com/kvxfer/kvxfer/internal/localapi"
+	"github.com/kvxfer/kvxfer/internal/peerlink"
+	"github.com/kvxfer/kvxfer/internal/telemetry"
+	"github.com/kvxfer/kvxfer/internal/version"
+	"github.com/kvxfer/kvxfer/internal/wire"
+	"github.com/kvxfer/kvxfer/rdma"
+	"github.com/kvxfer/kvxfer/rdma/tcp"
+	"github.com/kvxfer/kvxfer/registry"
+	"github.com/kvxfer/kvxfer/registry/embedded"
+	"github.com/kvxfer/kvxfer/registry/natskv"
+	"github.com/kvxfer/kvxfer/xfer"
+	"github.com/kvxfer/kvxfer/xfer/blockdb"
+)
+
+const (
+	// startTimeout bounds the wait for a former process and for the registry.
+	startTimeout = 30 * time.Second
+	// returnTime is how long clients of a former daemon have to register again before their blocks are forgotten.
+	returnTime = 10 * time.Minute
+	// endTimeout bounds each closing step that waits for the outside.
+	endTimeout = 5 * time.Second
+)
+
+// Node is a running daemon.
+type Node struct {
+	cfg config.Config
+	log *slog.Logger
+
+	inc      *incarnation.Incarnation
+	tel      *telemetry.Telemetry
+	store    *blockdb.DB
+	provider *tcp.Provider
+	engine   *xfer.Engine
+	links    *peerlink.Links
+	nats     *embedded.Server
+	dir      registry.Directory
+	local    *localapi.Server
+	info     Info
+
+	wg     sync.WaitGroup
+	failed chan error
+	undo   []func() // what Start began, for when it fails and for Close, last first
+	once   sync.Once
+
+	mu    sync.Mutex
+	ready error // why the node is not ready
+}
+
+var errStarting = fault.New(fault.Draining, "ready", "the node is starting")
+
+// Start runs a daemon and returns when it serves. ctx bounds the start only.
+func Start(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *Node, err error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	n := &Node{cfg: cfg, log: log, failed: make(chan error, 1), ready: errStarting}
+	defer func() {
+		if err != nil {
+			n.unwind()
+		}
+	}()
+	for _, step := range []func(context.Context) error{
+		n.startIncarnation, n.startTelemetry, n.startStore, n.startRegistry, n.startEngine, n.startHTTP, n.announce, n.startLocal,
+	} {
+		if err := step(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if err := writeInfo(cfg.StateDir, n.info); err != nil {
+		return nil, err
+	}
+	n.setReady(nil)
+	log.Info("serving", "node", cfg.Node, "epoch", n.info.Epoch, "socket", n.info.Socket, "peers", n.info.PeerAddr, "http", n.info.HTTPAddr,
+		"provider", n.provider.Name(), "version", version.Version)
+	return n, nil
+}
+
+// Info says where the node serves.
+func (n *Node) Info() Info { return n.info }
+
+// Failed delivers an error when the node can no longer keep its promises and must end.
+func (n *Node) Failed() <-chan error { return n.failed }
+
+func (n *Node) setReady(why error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.ready = why
+}
+
+func (n *Node) readiness() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.ready
+}
+
+// later registers what ends a part.
+func (n *Node) later(f func()) { n.undo = append(n.undo, f) }
+
+func (n *Node) unwind() {
+	for len(n.undo) > 0 {
+		f := n.undo[len(n.undo)-1]
+		n.undo = n.undo[:len(n.undo)-1]
+		f()
+	}
+}
+
+func (n *Node) startIncarnation(ctx context.Context) error {
+	inc, err := incarnation.Acquire(ctx, n.cfg.StateDir, n.cfg.Node)
+	if err != nil {
+		return err
+	}
+	n.inc = inc
+	removeInfo(n.cfg.StateDir)
+	n.later(func() { removeInfo(n.cfg.StateDir); n.logged("incarnation", inc.Close()) })
+	n.info = Info{Node: n.cfg.Node, Epoch: inc.Epoch(), Pid: os.Getpid(), Version: version.Version, Socket: n.cfg.Socket}
+	n.later(n.wg.Wait)
+	return nil
+}
+
+func (n *Node) startTelemetry(ctx context.Context) (err error) {
+	n.tel, err = telemetry.Start(ctx, telemetry.Options{NodeName: n.cfg.Node, Version: version.Version, TraceFile: n.cfg.TraceFile, Logger: n.log})
+	if err != nil {
+		return err
+	}
+	n.later(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
+		defer cancel()
+		n.logged("telemetry", n.tel.Shutdown(ctx))
+	})
+	return nil
+}
+
+func (n *Node) startStore(context.Context) error {
+	store, rec, err := blockdb.Open(blockdb.Options{Dir: filepath.Join(n.cfg.StateDir, "blocks"), BootID: n.inc.BootID(), Logger: n.log})
+	if err != nil {
+		return err
+	}
+	n.store = store
+	n.later(func() { n.logged("block store", store.Close()) })
+	if rec.Reason != "" || rec.OpenLeases > 0 {
+		n.log.Warn("block store recovered", "reason", rec.Reason, "set_aside", rec.SetAside, "open_leases", rec.OpenLeases,
+			"torn_blocks", rec.TornBlocks, "committed_blocks", rec.Committed)
+	}
+	return nil
+}
+
+func (n *Node) startRegistry(ctx context.Context) error {
+	o := natskv.Options{URL: n.cfg.NATS, Name: n.cfg.Node, Heartbeat: n.cfg.Heartbeat, Logger: n.log}
+	if n.cfg.NATS == "" {
+		srv, err := embedded.Start(embedded.Options{StoreDir: filepath.Join(n.cfg.StateDir, "nats"), Listen: n.cfg.NATSListen, ServerName: n.cfg.Node, Logger: n.log})
+		if err != nil {
+			return err
+		}
+		n.nats, o.Dial = srv, srv.Connect
+		n.info.NATSURL = srv.ClientURL()
+		n.later(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
+			defer cancel()
+			n.logged("registry server", srv.Shutdown(ctx))
+		})
+	}
+	dir, err := natskv.Connect(ctx, o)
+	if err != nil {
+		return err
+	}
+	n.dir = dir
+	n.later(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
+		defer cancel()
+		n.logged("registry", dir.Close(ctx))
+	})
+	return nil
+}
+
+func (n *Node) startEngine(context.Context) error {
+	clock := xfer.NewClock()
+	provider, err := tcp.New(tcp.Options{Clock: clock, Lanes: n.cfg.Lanes, Logger: n.log})
+	if err != nil {
+		return err
+	}
+	n.provider = provider
+	n.later(func() { n.logged("provider", provider.Close()) })
+
+	listener, err := net.Listen("tcp", n.cfg.Listen)
+	if err != nil {
+		return &fault.Error{Code: fault.ConfigInvalid, Op: "start", Field: "listen", Detail: "allowed is a free address of this host", Err: err}
+	}
+	n.later(func() { _ = listener.Close() })
+	if n.info.PeerAddr, err = advertised(n.cfg.Advertise, listener.Addr()); err != nil {
+		return err
+	}
+	if ap, ok := listener.Addr().(*net.TCPAddr); ok && !ap.IP.IsLoopback() {
+		n.log.Warn("peer connections are neither encrypted nor authenticated: use a network you trust", "listen", listener.Addr().String())
+	}
+	dir := &directory{reg: n.dir, log: n.log}
+	n.engine = xfer.New(xfer.Options{
+		Node: n.cfg.Node, Epoch: n.inc.Epoch(), BootID: n.inc.BootID(), Addr: n.info.PeerAddr, Clock: clock,
+		Providers: []rdma.Provider{provider}, Store: n.store, Directory: dir, Tracer: n.tel.Tracer(), Logger: n.log,
+		Limits: limits(n.cfg),
+	})
+	n.later(n.engine.Close)
+	n.links, err = peerlink.New(peerlink.Options{
+		Node: n.cfg.Node, Epoch: n.inc.Epoch(), Tenant: n.cfg.Tenant, Software: "kvxfer " + version.Version,
+		Providers: []rdma.Provider{provider}, Lanes: provider, Handler: n.engine, Resolve: dir.resolve, Logger: n.log,
+	})
+	if err != nil {
+		return err
+	}
+	n.engine.SetDialer(n.links)
+	n.later(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
+		defer cancel()
+		n.logged("links", n.links.Close(ctx))
+	})
+	n.wg.Go(func() {
+		if err := n.links.Serve(context.Background(), listener); err != nil && !errors.Is(err, net.ErrClosed) {
+			n.fail(err)
+		}
+	})
+	return nil
+}
+
+func limits(cfg config.Config) xfer.Limits {
+	l := xfer.DefaultLimits
+	l.Clients = cfg.MaxClients
+	return l
+}
+
+// advertised is the address for tickets: what was asked for, with the port that the kernel chose where none was given.
+func advertised(want string, bound net.Addr) (string, error) {
+	if want == "" {
+		return bound.String(), nil
+	}
+	host, port, err := net.SplitHostPort(want)
+	if err != nil {
+		return "", &fault.Error{Code: fault.ConfigInvalid, Op: "start", Field: "advertise", Err: err}
+	}
+	if port == "0" || port == "" {
+		_, port, _ = net.SplitHostPort(bound.String())
+	}
+	return net.JoinHostPort(host, port), nil
+}
+
+// announce claims the name. From here on the node may be found.
+func (n *Node) announce(ctx context.Context) error {
+	err := n.dir.Announce(ctx, registry.Node{
+		Name: n.cfg.Node, Epoch: n.inc.Epoch(), PeerAddr: n.info.PeerAddr, HTTPAddr: n.info.HTTPAddr, Version: version.Version,
+		Protocol: registry.Protocol{Min: wire.MinVersion, Max: wire.MaxVersion}, Providers: []string{n.provider.Name()},
+		MemoryKinds: []string{rdma.MemoryHost.String()}, StartedUnixMs: time.Now().UnixMilli(),
+	}, registry.TakeOver{OldEpoch: n.inc.PreviousEpoch()})
+	if err != nil {
+		return err
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	n.later(stop)
+	n.wg.Go(func() {
+		select {
+		case err := <-n.dir.Err():
+			n.fail(err)
+		case <-ctx.Done():
+		}
+	})
+	forget := time.AfterFunc(returnTime, func() {
+		if caches, err := n.store.DropDetached(); caches > 0 || err != nil {
+			n.log.Info("caches of clients that did not return are forgotten", "caches", caches, "error", err)
+		}
+	})
+	n.later(func() { forget.Stop() })
+	return nil
+}
+
+func (n *Node) startLocal(context.Context) (err error) {
+	n.local, err = localapi.Serve(context.Background(), localapi.Options{
+		Path: n.cfg.Socket, Engine: n.engine, Node: n.cfg.Node, Epoch: n.inc.Epoch(), BootID: n.inc.BootID(), Software: "kvxfer " + version.Version,
+		Tenant: n.cfg.Tenant, AllowUIDs: n.cfg.AllowUIDs, MaxClients: n.cfg.MaxClients, Spans: n.clientSpan, Status: n.status, Logger: n.log,
+	})
+	return err
+}
+
+func (n *Node) startHTTP(context.Context) error {
+	if n.cfg.HTTP == "" {
+		return nil
+	}
+	listener, err := net.Listen("tcp", n.cfg.HTTP)
+	if err != nil {
+		return &fault.Error{Code: fault.ConfigInvalid, Op: "start", Field: "http", Detail: "allowed is a free address of this host, or off", Err: err}
+	}
+	n.info.HTTPAddr = listener.Addr().String()
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	n.later(func() { stop(); <-done })
+	n.wg.Go(func() {
+		defer close(done)
+		if err := health.Serve(ctx, health.Options{Listener: listener, Ready: n.readiness, Status: func() any { return n.status() }, Logger: n.log}); err != nil {
+			n.fail(err)
+		}
+	})
+	return nil
+}
+
+func (n *Node) clientSpan(s wire.ClientSpan, c xfer.ClientInfo) error {
+	events := make([]telemetry.ClientEvent, len(s.Events))
+	for i, e := range s.Events {
+		events[i] = telemetry.ClientEvent{Name: e.Name, UnixNano: e.Nanos}
+	}
+	return n.tel.RecordClientSpan(telemetry.ClientSpan{
+		TraceID: s.TraceID, SpanID: s.SpanID, ParentSpanID: s.ParentID, Name: s.Name, StartUnixNano: s.StartNanos, EndUnixNano: s.EndNanos,
+		Service: c.Process, PID: c.Pid, StatusError: s.Error, Attributes: telemetry.Attributes(s.Attributes), Events: events,
+	})
+}
+
+func (n *Node) status() wire.Status {
+	st := n.engine.Stats()
+	out := wire.Status{Node: n.cfg.Node, Epoch: n.inc.Epoch(), Version: version.Version, PeerAddr: n.info.PeerAddr, HTTPAddr: n.info.HTTPAddr,
+		Providers: []string{n.provider.Name()}, Draining: n.engine.Draining(), Registry: n.dir.View().Connected(), Nodes: []string{},
+		Clients: st.Clients, Leases: st.Leases, Transfers: st.Transfers}
+	for _, x := range n.dir.View().Nodes() {
+		out.Nodes = append(out.Nodes, x.Name)
+	}
+	return out
+}
+
+// fail reports the first reason for which the node must end.
+func (n *Node) fail(err error) {
+	n.setReady(err)
+	select {
+	case n.failed <- err:
+	default:
+	}
+}
+
+func (n *Node) logged(part string, err error) {
+	if err != nil {
+		n.log.Error("closing failed", "part", part, "error", err)
+	}
+}
+
+// Close ends the node: it stops granting, waits for running transfers up to the drain time or ctx, ends the rest with
+// their fences, and closes everything. A second call waits for nothing.
+func (n *Node) Close(ctx context.Context) {
+	n.once.Do(func() {
+		n.log.Info("draining", "limit", n.cfg.DrainTimeout.String())
+		n.setReady(fault.New(fault.Draining, "ready", "the node is shutting down"))
+		say, cancelSay := context.WithTimeout(ctx, time.Second)
+		n.logged("registry", n.dir.SetDraining(say, true))
+		cancelSay()
+		n.links.Drain()
+		drain, cancel := context.WithTimeout(ctx, n.cfg.DrainTimeout)
+		n.engine.Drain(drain)
+		cancel()
+		// Nothing runs any more, so clients have nothing to wait for: they are told and let go.
+		now, cut := context.WithCancel(context.Background())
+		cut()
+		n.logged("clients", n.local.Close(now))
+		n.unwind()
+		n.log.Info("ended")
+	})
+}

@@ -1,0 +1,180 @@
+"""Real daemons and a real NATS server as child processes of a test."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import kvxfer
+
+ROOT = Path(__file__).resolve().parents[2]
+BINARY = ROOT / "bin" / "kvxfer-race"
+NATS_SERVER = ROOT / "bin" / "nats-server"
+
+PATIENCE = 60.0
+"""Seconds after which a wait counts as failed. Nothing that works takes anywhere near it."""
+
+
+def until(what: str, condition: Callable[[], object], patience: float = PATIENCE) -> None:
+    """Wait until the condition holds; fail naming what was waited for."""
+    deadline = time.monotonic() + patience
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {patience:.0f} s for {what}")
+        time.sleep(0.01)
+
+
+class Daemon:
+    """One ``kvxfer serve``. ``args`` win over the defaults; ``prefix`` runs it elsewhere (a network namespace)."""
+
+    def __init__(
+        self, name: str, state: Path, run: Path, *args: str, prefix: Sequence[str] = (), env: dict[str, str] | None = None
+    ) -> None:
+        self.name, self.state = name, state
+        self.socket = run / f"{name}.sock"
+        self.trace_file = state / "trace.jsonl"
+        self.log_path = state / "log.txt"
+        self._args, self._prefix, self._env = args, prefix, env or {}
+        self.info: dict[str, Any] = {}
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, wait: bool = True) -> Daemon:
+        """Start the process, by default until it serves."""
+        command = [
+            *self._prefix, str(BINARY), "serve", "--node", self.name, "--state-dir", str(self.state),
+            "--socket", str(self.socket), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0",
+            "--trace-file", str(self.trace_file), *self._args,
+        ]  # fmt: skip
+        # A race that the detector finds ends the daemon, and with it the test.
+        env = {**os.environ, "GORACE": "halt_on_error=1 exitcode=66", **self._env}
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
+        if wait:
+            self.wait_ready()
+        return self
+
+    @property
+    def pid(self) -> int:
+        """The daemon's process id."""
+        assert self.process is not None
+        return self.process.pid
+
+    def wait_ready(self) -> None:
+        """Wait until the node says that it serves."""
+        path = self.state / "node.json"
+
+        def ready() -> bool:
+            assert self.process is not None
+            assert self.process.poll() is None, f"{self.name} ended with {self.process.returncode}:\n{self.log()}"
+            with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
+                self.info = json.loads(path.read_text())
+                return bool(self.info["pid"] == self.process.pid)
+            return False
+
+        until(f"daemon {self.name} to serve", ready)
+
+    def connect(self, **kwargs: Any) -> kvxfer.Client:
+        """A client of this daemon."""
+        return kvxfer.connect(str(self.socket), **kwargs)
+
+    def get(self, path: str) -> tuple[int, str]:
+        """GET from the daemon's HTTP port."""
+        try:
+            with urllib.request.urlopen(f"http://{self.info['http_addr']}{path}", timeout=PATIENCE) as r:
+                return r.status, r.read().decode()
+        except urllib.error.HTTPError as e:
+            with e:
+                return e.code, e.read().decode()
+
+    def kill(self) -> None:
+        """End it as a crash does."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def stop(self, expect: int | None = 0) -> None:
+        """End it by SIGTERM; its exit code is checked, which also tells of a race or a panic."""
+        if self.process is None:
+            return
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.terminate()
+            try:
+                self.process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                self.process.send_signal(signal.SIGQUIT)  # the Go runtime prints every goroutine
+                self.process.wait(PATIENCE)
+                raise AssertionError(f"{self.name} did not end:\n{self.log()}") from None
+        code = self.process.returncode
+        assert expect is None or code in (expect, -signal.SIGKILL), f"{self.name} ended with {code}:\n{self.log()}"
+        assert "DATA RACE" not in self.log(), self.log()
+
+    def log(self) -> str:
+        """What the daemon has logged."""
+        return self.log_path.read_text(errors="replace")
+
+    def spans(self) -> list[dict[str, Any]]:
+        """Every span in the daemon's trace file."""
+        out: list[dict[str, Any]] = []
+        if not self.trace_file.exists():
+            return out
+        for line in self.trace_file.read_text().splitlines():
+            for resource in json.loads(line)["resourceSpans"]:
+                for scope in resource["scopeSpans"]:
+                    out += [{**span, "resource": attributes(resource["resource"])} for span in scope["spans"]]
+        return out
+
+
+def attributes(holder: dict[str, Any]) -> dict[str, Any]:
+    """OTLP attributes as a plain dictionary."""
+    return {a["key"]: next(iter(a["value"].values())) for a in holder.get("attributes", [])}
+
+
+class NatsServer:
+    """A real NATS server with JetStream as a process of its own."""
+
+    def __init__(self, store: Path) -> None:
+        with socket.socket() as s:  # a port that can be had again after a restart
+            s.bind(("127.0.0.1", 0))
+            self.port: int = s.getsockname()[1]
+        self.url = f"nats://127.0.0.1:{self.port}"
+        self._store = store
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> NatsServer:
+        """Start it and wait until it accepts connections."""
+        self.process = subprocess.Popen(
+            [str(NATS_SERVER), "-a", "127.0.0.1", "-p", str(self.port), "-js", "-sd", str(self._store)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+        def accepts() -> bool:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+                return True
+            return False
+
+        until("the NATS server", accepts)
+        return self
+
+    def kill(self) -> None:
+        """End it."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
