@@ -1,0 +1,227 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kvxfer/kvxfer/internal/fault"
+)
+
+// op is what the errors of this package say was being done.
+const op = "configuration"
+
+// Config is a checked configuration. Addresses are resolved: IP:PORT, with a zone where the IP is link-local.
+type Config struct {
+	Node     string // 1..64 of [A-Za-z0-9_.-], the first a letter or digit
+	StateDir string // absolute path
+	Socket   string // absolute path, at most 107 bytes
+
+	Listen string // peer port; port 0: the kernel chooses
+	// Advertise is what peers dial: IP:PORT or NAME:PORT, never an unspecified IP. Port 0 stands for the one that the
+	// kernel chose for Listen.
+	Advertise string
+	HTTP      string // "" for none
+
+	NATS       string // URLs separated by commas, which may hold passwords; "" for the embedded server
+	NATSListen string // the embedded server's address; "" for in-process only
+	Tenant     string
+
+	AllowUIDs  []int // users besides the daemon's own and root; without repetitions
+	Lanes      int
+	MaxClients int
+
+	DrainTimeout time.Duration
+	Heartbeat    time.Duration
+
+	TraceFile string // absolute path; "" for none
+	LogLevel  string // debug, info, warn or error
+	LogFormat string // text or json
+
+	Providers []string // best first, at least one, without repetitions
+}
+
+// LogValue is the configuration without what may hold passwords.
+func (c *Config) LogValue() slog.Value {
+	nats := "embedded"
+	if c.NATS != "" {
+		nats = "external"
+	}
+	return slog.GroupValue(
+		slog.String("node", c.Node), slog.String("state_dir", c.StateDir), slog.String("socket", c.Socket),
+		slog.String("listen", c.Listen), slog.String("advertise", c.Advertise), slog.String("http", c.HTTP),
+		slog.String("nats", nats), slog.String("nats_listen", c.NATSListen), slog.String("tenant", c.Tenant),
+		slog.Any("allow_uid", c.AllowUIDs), slog.Int("lanes", c.Lanes), slog.Int("max_clients", c.MaxClients),
+		slog.Duration("drain_timeout", c.DrainTimeout), slog.Duration("heartbeat", c.Heartbeat),
+		slog.String("trace_file", c.TraceFile), slog.String("log_level", c.LogLevel),
+		slog.String("log_format", c.LogFormat), slog.Any("providers", c.Providers))
+}
+
+// Load reads the configuration from the arguments behind `kvxfer serve`, the environment ("NAME=value", the last of a
+// name counts) and the file that one of them names. Every error is a ConfigInvalid that names the setting, where it was
+// set and what is allowed; they come joined (errors.Join). flag.ErrHelp comes back as it is where --help was asked for.
+func Load(args []string, environ []string) (*Config, error) {
+	return load(args, environ, thisHost())
+}
+
+// value is one setting's text and its source.
+type value struct {
+	text   string
+	source string
+}
+
+// values are settings by name.
+type values map[string]value
+
+// loader is one Load: what is known of the host and the configuration as far as it is made.
+type loader struct {
+	host host
+	env  map[string]string
+	c    Config
+
+	// Addresses are kept in parts until finish, because one may complete or exclude another.
+	listen, advertise, http, natsListen address
+
+	errs []error
+	bad  map[string]bool // settings without a usable value
+}
+
+func load(args, environ []string, h host) (*Config, error) {
+	l := &loader{host: h, env: map[string]string{}, bad: map[string]bool{}}
+	for _, kv := range environ {
+		if name, text, ok := strings.Cut(kv, "="); ok {
+			l.env[name] = text
+		}
+	}
+	flags, err := l.fromFlags(args)
+	if err != nil {
+		return nil, err
+	}
+	env := l.fromEnv()
+	file, fileRead := l.fromFile(first(configKey, flags, env))
+
+	effective := values{}
+	for i := range settings {
+		s := &settings[i]
+		v, ok := first(s.name, flags, env, file)
+		if !ok {
+			if v, ok = l.defaultOf(s); !ok {
+				continue
+			}
+		}
+		effective[s.name] = v
+		if err := s.set(l, v.text); err != nil {
+			l.wrong(s, v, err)
+		}
+	}
+	// What contradicts what is not known while the file might say more.
+	if fileRead {
+		l.finish(effective)
+	}
+	if len(l.errs) > 0 {
+		return nil, errors.Join(l.errs...)
+	}
+	return &l.c, nil
+}
+
+// first looks for a setting in one source after the other.
+func first(name string, in ...values) (value, bool) {
+	for _, vs := range in {
+		if v, ok := vs[name]; ok {
+			return v, true
+		}
+	}
+	return value{}, false
+}
+
+// defaultOf is the setting's default; where it has none on this host, an error that says why is noted.
+func (l *loader) defaultOf(s *setting) (value, bool) {
+	if s.byHost == nil {
+		return value{s.def, "the default"}, true
+	}
+	text, err := s.byHost(l)
+	if err != nil {
+		l.fail(s.name, "not set, and there is no default: %s; allowed: %s", err, s.allowed)
+		return value{}, false
+	}
+	return value{text, "the default"}, true
+}
+
+// fail notes an error about a setting.
+func (l *loader) fail(field, format string, args ...any) {
+	l.bad[field] = true
+	l.errs = append(l.errs, &fault.Error{Code: fault.ConfigInvalid, Op: op, Field: field, Detail: fmt.Sprintf(format, args...)})
+}
+
+// wrong notes that a setting's value is not allowed. A reason without words adds none.
+func (l *loader) wrong(s *setting, v value, reason error) {
+	shown := fmt.Sprintf("%.120q ", v.text)
+	why := ""
+	if reason.Error() != "" {
+		why = ": " + reason.Error()
+	}
+	if s.secret {
+		shown, why = "the value ", ""
+	}
+	l.fail(s.name, "%sfrom %s is not allowed%s; allowed: %s", shown, v.source, why, s.allowed)
+}
+
+// finish checks what concerns several settings and writes the addresses down.
+func (l *loader) finish(effective values) {
+	ok := func(names ...string) bool {
+		return !slices.ContainsFunc(names, func(n string) bool { return l.bad[n] })
+	}
+	l.c.Listen, l.c.HTTP, l.c.NATSListen = l.listen.String(), l.http.String(), l.natsListen.String()
+	if ok("listen", "advertise") {
+		l.finishAdvertise(effective)
+	}
+	if ok("nats", "nats-listen") && l.c.NATS != "" && l.c.NATSListen != "" {
+		l.fail("nats-listen", "%q from %s is not allowed together with nats from %s: the embedded server runs only without an external one; allowed: one of the two",
+			effective["nats-listen"].text, effective["nats-listen"].source, effective["nats"].source)
+	}
+	ports := []struct {
+		name string
+		a    address
+	}{{"listen", l.listen}, {"http", l.http}, {"nats-listen", l.natsListen}}
+	for i, p := range ports {
+		for _, q := range ports[:i] {
+			if ok(p.name, q.name) && p.a.overlaps(q.a) {
+				l.fail(p.name, "%s from %s is not allowed: %s from %s takes that port; allowed: another port, or 0 to let the kernel choose",
+					p.a, effective[p.name].source, q.name, effective[q.name].source)
+			}
+		}
+	}
+}
+
+func (l *loader) finishAdvertise(effective values) {
+	a := l.advertise
+	if !a.set() {
+		if l.listen.unspecified() {
+			l.fail("advertise", "not set, but listen is %q from %s, which no peer can dial; set it by --advertise, %s or the file's key; allowed: %s",
+				effective["listen"].text, effective["listen"].source, envName("advertise"), byName("advertise").allowed)
+			return
+		}
+		a = l.listen
+	}
+	if a.port == noPort {
+		a.port = l.listen.port
+	}
+	l.c.Advertise = a.String()
+}
+
+// host is what Load asks of the machine.
+type host struct {
+	uid      int
+	hostname func() (string, error)
+	getwd    func() (string, error)
+	readFile func(path string, limit int64) ([]byte, error)
+	network  network
+}
+
+func thisHost() host {
+	return host{uid: os.Geteuid(), hostname: os.Hostname, getwd: os.Getwd, readFile: readFile, network: thisNetwork()}
+}

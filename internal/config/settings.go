@@ -1,0 +1,304 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kvxfer/kvxfer/internal/wire"
+	"github.com/kvxfer/kvxfer/registry"
+)
+
+const (
+	peerPort = 7420
+	httpPort = 7421
+	natsPort = 4222 // NATS's own
+
+	maxSocket = 107       // sun_path has 108 bytes, the last is zero
+	maxUID    = 1<<32 - 2 // the value above means "no user" to the kernel
+)
+
+// setting is one row of the table that flags, environment, file and usage are made from.
+type setting struct {
+	name    string
+	arg     string // what stands for the value in the usage
+	def     string
+	byHost  func(l *loader) (string, error) // the default where the host decides; nil: def
+	defText string                          // the default in words where it is not def
+	meaning string
+	allowed string
+	kind    kind
+	secret  bool // the value is never repeated
+	set     func(l *loader, v string) error
+}
+
+// errRange is a value outside of what the setting's row says is allowed; it adds no words to that.
+var errRange = errors.New("")
+
+var settings []setting
+
+// It is filled at the start because its rows use functions that look into it.
+func init() {
+	settings = []setting{
+		{name: "node", arg: "NAME", byHost: hostName, defText: "the host name", meaning: "this node's name, unique in the registry",
+			allowed: "1 to 64 of [A-Za-z0-9_.-], the first a letter or digit",
+			set: func(l *loader, v string) error {
+				l.c.Node = v
+				return errIf(registry.ValidateName("node", v) != nil)
+			}},
+		{name: "state-dir", arg: "DIR", byHost: stateDir, defText: "/var/lib/kvxfer for root, else $XDG_STATE_HOME/kvxfer or ~/.local/state/kvxfer",
+			meaning: "metadata of blocks and the journal, one daemon a directory", allowed: "a path on a local file system",
+			set: func(l *loader, v string) (err error) {
+				l.c.StateDir, err = l.path(v)
+				return err
+			}},
+		{name: "socket", arg: "PATH", byHost: socket, defText: "/run/kvxfer/kvxfer.sock for root, else $XDG_RUNTIME_DIR/kvxfer/kvxfer.sock or /tmp/kvxfer-UID/kvxfer.sock",
+			meaning: "Unix socket for clients", allowed: fmt.Sprintf("a path of at most %d bytes", maxSocket),
+			set: func(l *loader, v string) (err error) {
+				if l.c.Socket, err = l.path(v); err == nil && len(l.c.Socket) > maxSocket {
+					return fmt.Errorf("%d bytes", len(l.c.Socket))
+				}
+				return err
+			}},
+		{name: "listen", arg: "ADDR", def: "127.0.0.1:" + strconv.Itoa(peerPort), meaning: "port for peers",
+			allowed: listenAllowed(peerPort), set: func(l *loader, v string) (err error) {
+				l.listen, err = l.host.network.listenAddress(v, peerPort)
+				return err
+			}},
+		{name: "advertise", arg: "ADDR", defText: "the listen address", meaning: "what peers dial; needed where listen is 0.0.0.0 or [::]",
+			allowed: "an interface of this host, an IP that peers can dial or a host name, each with a port of 1 to 65535 or without (the one of listen); IPv6 with a port as [IP]:PORT",
+			set: func(l *loader, v string) (err error) {
+				if v != "" {
+					l.advertise, err = l.host.network.dialAddress(v)
+				}
+				return err
+			}},
+		{name: "http", arg: "ADDR", def: "127.0.0.1:" + strconv.Itoa(httpPort), meaning: "port for /healthz, /readyz and /status; off for none",
+			allowed: "off, " + listenAllowed(httpPort), set: func(l *loader, v string) (err error) {
+				if v != "off" {
+					l.http, err = l.host.network.listenAddress(v, httpPort)
+				}
+				return err
+			}},
+		{name: "nats", arg: "URLS", defText: "an embedded server", meaning: "the registry's NATS server; URLs with a password belong into the environment or the file, where other users do not see them",
+			allowed: "nats://HOST:PORT or tls://HOST:PORT, several separated by commas, or nothing for an embedded server", kind: listKind, secret: true,
+			set: func(l *loader, v string) (err error) {
+				l.c.NATS, err = natsURLs(v)
+				return err
+			}},
+		{name: "nats-listen", arg: "ADDR", defText: "in-process only", meaning: "port of the embedded NATS server, for other nodes; not together with nats",
+			allowed: listenAllowed(natsPort) + ", or nothing", set: func(l *loader, v string) (err error) {
+				if v != "" {
+					l.natsListen, err = l.host.network.listenAddress(v, natsPort)
+				}
+				return err
+			}},
+		{name: "tenant", arg: "NAME", def: "default", meaning: "nodes of one tenant transfer to each other",
+			allowed: "1 to 64 of [A-Za-z0-9_.-]", set: func(l *loader, v string) error {
+				l.c.Tenant = v
+				return errIf(wire.CheckName(op, "tenant", v) != nil)
+			}},
+		{name: "allow-uid", arg: "UIDS", defText: "none", meaning: "users that may attach besides root and the daemon's own",
+			allowed: fmt.Sprintf("user numbers of 0 to %d separated by commas, or nothing", maxUID), kind: listKind,
+			set: func(l *loader, v string) error {
+				for _, s := range list(v) {
+					uid, err := strconv.ParseUint(s, 10, 32)
+					if err != nil || uid > maxUID {
+						return errRange
+					}
+					if !slices.Contains(l.c.AllowUIDs, int(uid)) {
+						l.c.AllowUIDs = append(l.c.AllowUIDs, int(uid))
+					}
+				}
+				return nil
+			}},
+		number("lanes", 4, 1, 64, "TCP connections a session", func(c *Config) *int { return &c.Lanes }),
+		number("max-clients", 256, 1, 65536, "clients attached at a time", func(c *Config) *int { return &c.MaxClients }),
+		duration("drain-timeout", 10*time.Second, 0, time.Hour, "how long a shutdown waits for transfers", func(c *Config) *time.Duration { return &c.DrainTimeout }),
+		duration("heartbeat", 2*time.Second, 50*time.Millisecond, 10*time.Minute, "time between two signs of life", func(c *Config) *time.Duration { return &c.Heartbeat }),
+		{name: "trace-file", arg: "PATH", defText: "none", meaning: "file that traces are appended to, as OTLP JSON lines", allowed: "a path, or nothing",
+			set: func(l *loader, v string) (err error) {
+				if v != "" {
+					l.c.TraceFile, err = l.path(v)
+				}
+				return err
+			}},
+		choice("log-level", "info", "least level that is logged", func(c *Config) *string { return &c.LogLevel }, "debug", "info", "warn", "error"),
+		choice("log-format", "text", "how log lines are written", func(c *Config) *string { return &c.LogFormat }, "text", "json"),
+		{name: "provider", arg: "NAMES", def: "tcp", meaning: "providers that may move blocks, best first", allowed: "tcp; several separated by commas, each once", kind: listKind,
+			set: func(l *loader, v string) error {
+				l.c.Providers = list(v)
+				bad := len(l.c.Providers) == 0
+				for i, p := range l.c.Providers {
+					bad = bad || p != "tcp" || slices.Contains(l.c.Providers[:i], p)
+				}
+				return errIf(bad)
+			}},
+	}
+}
+
+func listenAllowed(port int) string {
+	return fmt.Sprintf("an IP of this host, an interface of this host or a host name of it, each with a port of 0 to 65535 or without (%d); IPv6 with a port as [IP]:PORT", port)
+}
+
+func number(name string, def, least, most int, meaning string, in func(*Config) *int) setting {
+	return setting{name: name, arg: "N", def: strconv.Itoa(def), meaning: meaning, allowed: fmt.Sprintf("%d to %d", least, most), kind: numberKind,
+		set: func(l *loader, v string) error {
+			n, err := strconv.Atoi(v)
+			*in(&l.c) = n
+			return errIf(err != nil || n < least || n > most)
+		}}
+}
+
+func duration(name string, def, least, most time.Duration, meaning string, in func(*Config) *time.Duration) setting {
+	return setting{name: name, arg: "TIME", def: short(def), meaning: meaning, allowed: fmt.Sprintf("%s to %s, written as 500ms, 2s or 1m30s", short(least), short(most)),
+		set: func(l *loader, v string) error {
+			d, err := time.ParseDuration(v)
+			*in(&l.c) = d
+			return errIf(err != nil || d < least || d > most)
+		}}
+}
+
+func choice(name, def, meaning string, in func(*Config) *string, allowed ...string) setting {
+	return setting{name: name, arg: "WORD", def: def, meaning: meaning, allowed: strings.Join(allowed, ", "),
+		set: func(l *loader, v string) error {
+			*in(&l.c) = v
+			return errIf(!slices.Contains(allowed, v))
+		}}
+}
+
+// short writes 10m0s as 10m and 1h0m0s as 1h.
+func short(d time.Duration) string {
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}
+
+func errIf(bad bool) error {
+	if bad {
+		return errRange
+	}
+	return nil
+}
+
+// byName returns the setting's row, nil where there is none.
+func byName(name string) *setting {
+	for i := range settings {
+		if settings[i].name == name {
+			return &settings[i]
+		}
+	}
+	return nil
+}
+
+// names are those of all settings in the table's order.
+func names() []string {
+	out := make([]string, len(settings))
+	for i := range settings {
+		out[i] = settings[i].name
+	}
+	return out
+}
+
+// allowedFor says what is allowed for a setting or for configKey.
+func allowedFor(name string) string {
+	if s := byName(name); s != nil {
+		return s.allowed
+	}
+	return fmt.Sprintf("the path of a readable regular file of at most %d bytes, or nothing", maxFile)
+}
+
+// list splits at commas; nothing gives no element.
+func list(v string) []string {
+	if strings.TrimSpace(v) == "" {
+		return nil
+	}
+	out := strings.Split(v, ",")
+	for i := range out {
+		out[i] = strings.TrimSpace(out[i])
+	}
+	return out
+}
+
+// natsURLs checks the registry's URLs. The URL parser's errors repeat the URL, so they are dropped.
+func natsURLs(v string) (string, error) {
+	urls := list(v)
+	for _, one := range urls {
+		u, err := url.Parse(one)
+		if err != nil || u.Hostname() == "" || u.Scheme != "nats" && u.Scheme != "tls" {
+			return "", errRange
+		}
+	}
+	return strings.Join(urls, ","), nil
+}
+
+// path makes a path absolute.
+func (l *loader) path(v string) (string, error) {
+	switch {
+	case v == "":
+		return "", errors.New("it is empty")
+	case strings.ContainsRune(v, 0):
+		return "", errors.New("it contains a zero byte")
+	case filepath.IsAbs(v):
+		return filepath.Clean(v), nil
+	}
+	dir, err := l.host.getwd()
+	if err != nil {
+		return "", fmt.Errorf("it is relative, and the working directory is not known: %w", err)
+	}
+	return filepath.Join(dir, v), nil
+}
+
+// hostName is the host's name without what a node's name cannot have.
+func hostName(l *loader) (string, error) {
+	name, err := l.host.hostname()
+	if err != nil {
+		return "", err
+	}
+	cut := strings.Map(func(r rune) rune {
+		if r >= '0' && r <= '9' || r >= 'A' && r <= 'Z' || r >= 'a' && r <= 'z' || strings.ContainsRune("_.-", r) {
+			return r
+		}
+		return -1
+	}, name)
+	cut = strings.TrimLeft(cut, "_.-")
+	if cut == "" {
+		return "", fmt.Errorf("the host name %.80q has no letter or digit", name)
+	}
+	return cut[:min(len(cut), registry.MaxNameLen)], nil
+}
+
+// stateDir follows the XDG rules, by which a relative path counts as not set.
+func stateDir(l *loader) (string, error) {
+	if l.host.uid == 0 {
+		return "/var/lib/kvxfer", nil
+	}
+	if dir := l.env["XDG_STATE_HOME"]; filepath.IsAbs(dir) {
+		return filepath.Join(dir, "kvxfer"), nil
+	}
+	if dir := l.env["HOME"]; filepath.IsAbs(dir) {
+		return filepath.Join(dir, ".local/state/kvxfer"), nil
+	}
+	return "", errors.New("neither XDG_STATE_HOME nor HOME is an absolute path")
+}
+
+// socket is where the SDKs look, too.
+func socket(l *loader) (string, error) {
+	if l.host.uid == 0 {
+		return "/run/kvxfer/kvxfer.sock", nil
+	}
+	if dir := l.env["XDG_RUNTIME_DIR"]; filepath.IsAbs(dir) {
+		return filepath.Join(dir, "kvxfer/kvxfer.sock"), nil
+	}
+	return fmt.Sprintf("/tmp/kvxfer-%d/kvxfer.sock", l.host.uid), nil
+}
