@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -314,6 +315,11 @@ func (n *Node) startHTTP(context.Context) error {
 }
 
 func (n *Node) clientSpan(s wire.ClientSpan, c xfer.ClientInfo) error {
+	for k, v := range s.Attributes { // JSON has one kind of number; a whole one was an integer
+		if f, ok := v.(float64); ok && f == math.Trunc(f) && math.Abs(f) < 1<<53 {
+			s.Attributes[k] = int64(f)
+		}
+	}
 	events := make([]telemetry.ClientEvent, len(s.Events))
 	for i, e := range s.Events {
 		events[i] = telemetry.ClientEvent{Name: e.Name, UnixNano: e.Nanos}
