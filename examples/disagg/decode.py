@@ -1,6 +1,7 @@
 """The decode process: leases blocks, gets the prompt's KV cache written into them, and generates.
 
-It never sees the prompt's text or the prefill's activations: only the token ids, the last position and the cache.
+It never sees the prompt's text or the prefill's activations: only the token ids, the last position and the
+cache.
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ def main() -> None:
         tell(ticket=lease.ticket)
         # The first step reads the cache only; it goes through a layer as soon as that layer is there.
         steps = engine.model.decode(
-            tokens[-1], len(tokens) - 1, engine.paged, blocks, request["count"], lambda layer: lease.wait_layer(layer, 120.0)
+            tokens[-1],
+            len(tokens) - 1,
+            engine.paged,
+            blocks,
+            request["count"],
+            lambda layer: lease.wait_layer(layer, 120.0),
         )
         generated = [next(steps).token]
         result = lease.wait(120.0)  # nothing is used before the transfer is committed
@@ -30,7 +36,13 @@ def main() -> None:
         # New positions go into the last block too, so it no longer is what was committed.
         engine.cache.evict(blocks[leased - 1 : leased])
         generated += [step.token for step in steps]
-    tell(generated=generated, first_ns=first_ns, ended_ns=time.monotonic_ns(), blocks=result.blocks, bytes=result.bytes)
+    tell(
+        generated=generated,
+        first_ns=first_ns,
+        ended_ns=time.monotonic_ns(),
+        blocks=result.blocks,
+        bytes=result.bytes,
+    )
     engine.client.close()
 
 

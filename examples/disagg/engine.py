@@ -1,4 +1,4 @@
-"""What the prefill and the decode process have in common: their model, their cache, their talk with the router.
+"""What the prefill and the decode process share: model, cache and their talk with the router.
 
 The router (run.py) and an engine exchange one JSON object a line over the engine's standard input and output,
 as a serving engine's front end would over HTTP.
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import kvxfer
+
 from smollm.model import Llama
 from smollm.paged import Order, PagedCache
 from smollm.weights import Checkpoint, find_gguf

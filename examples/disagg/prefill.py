@@ -15,7 +15,11 @@ def main() -> None:
     with engine.client.span("prefill", traceparent=request["traceparent"], tokens=len(tokens)) as span:
         began = time.monotonic_ns()
         push = engine.cache.write(
-            blocks[: request["leased"]], to=request["ticket"], layerwise=True, timeout=120.0, traceparent=span.traceparent
+            blocks[: request["leased"]],
+            to=request["ticket"],
+            layerwise=True,
+            timeout=120.0,
+            traceparent=span.traceparent,
         )
 
         def done(layer: int) -> None:

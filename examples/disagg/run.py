@@ -2,8 +2,8 @@
 
     python run.py [--prompt FILE] [--block-tokens 32] [--order HND] [--tokens 48] [--out DIR]
 
-It starts a prefill node and a decode node (each a daemon and an engine process), plays the router between them,
-compares what was generated with a run in one process, and ends with 1 on the first difference.
+It starts a prefill node and a decode node (each a daemon and an engine process), plays the router between
+them, compares what was generated with a run in one process, and ends with 1 on the first difference.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 import kvxfer
+
 from daemons import Daemon
 from smollm.model import Llama
 from smollm.paged import Order, blocks_for, local_cache
@@ -93,12 +94,16 @@ class Worker:
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    ap = argparse.ArgumentParser(description="Disaggregated prefill and decode of a real model through kvxfer.")
+    ap = argparse.ArgumentParser(
+        description="Disaggregated prefill and decode of a real model through kvxfer."
+    )
     ap.add_argument("--prompt", type=Path, default=HERE / "prompt.txt", help="file with the user's message")
     ap.add_argument("--block-tokens", type=int, default=32, help="tokens in a block (default 32)")
     ap.add_argument("--order", choices=["HND", "NHD"], default="HND", help="order of the axes in a block")
     ap.add_argument("--tokens", type=int, default=48, help="tokens to generate (default 48)")
-    ap.add_argument("--out", type=Path, default=Path("build/demo"), help="where logs, traces and the picture go")
+    ap.add_argument(
+        "--out", type=Path, default=Path("build/demo"), help="where logs, traces and the picture go"
+    )
     ap.add_argument("--bin", type=Path, default=HERE.parents[1] / "bin" / "kvxfer", help="the kvxfer binary")
     ap.add_argument("--seed", type=int, default=1, help="of the order in which blocks are handed out")
     args = ap.parse_args()
@@ -109,7 +114,9 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-def reference(checkpoint: Checkpoint, ids: list[int], block_tokens: int, order: Order, count: int) -> list[int]:
+def reference(
+    checkpoint: Checkpoint, ids: list[int], block_tokens: int, order: Order, count: int
+) -> list[int]:
     """The same request in this process alone, over a cache of its own."""
     model = Llama(checkpoint.weights())
     blocks = list(range(blocks_for(len(ids) + count, block_tokens)))
@@ -122,7 +129,7 @@ def main() -> int:
     """Run the demo; 0 when both runs agree."""
     args = arguments()
     progress = Progress()
-    # One core computes while the daemons have the other, in every process, so that sums are taken in one order.
+    # One core computes while the daemons have the other; in every process, so that sums have one order.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     order: Order = args.order
 
@@ -132,8 +139,13 @@ def main() -> int:
     tokenizer = Tokenizer(checkpoint)
     ids = tokenizer.chat(args.prompt.read_text(encoding="utf-8").strip())
     if len(ids) + args.tokens > config.context:
-        raise SystemExit(f"--prompt: {len(ids)} tokens and {args.tokens} more, the model takes {config.context}")
-    need, leased = blocks_for(len(ids) + args.tokens, args.block_tokens), blocks_for(len(ids), args.block_tokens)
+        raise SystemExit(
+            f"--prompt: {len(ids)} tokens and {args.tokens} more, the model takes {config.context}"
+        )
+    need, leased = (
+        blocks_for(len(ids) + args.tokens, args.block_tokens),
+        blocks_for(len(ids), args.block_tokens),
+    )
     rng = random.Random(args.seed)
     total = 4 * need  # as in an engine at work, a request's blocks lie all over the cache
     tables = [rng.sample(range(total), need) for _ in range(2)]
@@ -150,8 +162,8 @@ def main() -> int:
         near.wait_ready()
 
         progress("loading the model in both engine processes")
-        shape = ["--blocks", str(total), "--block-tokens", str(args.block_tokens), "--order", order]
-        prefill, decode = Worker("prefill", near, shape), Worker("decode", far, shape)
+        engine = ["--blocks", str(total), "--block-tokens", str(args.block_tokens), "--order", order]
+        prefill, decode = Worker("prefill", near, engine), Worker("decode", far, engine)
         stack.callback(prefill.stop)
         stack.callback(decode.stop)
         layers = prefill.hear()["layers"]
@@ -177,14 +189,16 @@ def main() -> int:
         progress.end()
 
     picture = args.out / "trace.svg"
+    files = ["--file", str(near.trace_file), "--file", str(far.trace_file)]
     drawn = subprocess.run(
-        [args.bin, "trace", "show", trace_id, "--file", near.trace_file, "--file", far.trace_file, "--svg", picture],
+        [args.bin, "trace", "show", trace_id, *files, "--svg", picture],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
     if drawn.returncode != 0:
         print(drawn.stdout)
         return 1
-    report(sent, got, ids, tokenizer.decode(got["generated"]), config.layers, args)
+    shape = f"of {args.block_tokens} tokens ({order}) in {config.layers} layers"
+    report(sent, got, len(ids), tokenizer.decode(got["generated"]), shape)
     print(f"trace            {trace_id}\npicture          {picture}")
     for i, (a, b) in enumerate(zip(got["generated"], want, strict=True)):
         if a != b:
@@ -194,23 +208,18 @@ def main() -> int:
     return 0
 
 
-def report(sent: dict[str, Any], got: dict[str, Any], ids: list[int], text: str, layers: int, args: argparse.Namespace) -> None:
+def report(sent: dict[str, Any], got: dict[str, Any], prompt: int, text: str, shape: str) -> None:
     """Print what moved, how, and when."""
     ms = 1e-6
-    exposed = max(0, sent["last_ns"] - sent["ended_ns"])
-    hidden = 1 - min(exposed, sent["busy_ns"]) / max(1, sent["busy_ns"])
-    print(f"prompt           {len(ids)} tokens; prefill {(sent['ended_ns'] - sent['began_ns']) * ms:.0f} ms")
-    print(
-        f"moved            {sent['blocks']} blocks of {args.block_tokens} tokens ({args.order}) in {layers} layers,"
-        f" {sent['bytes'] / 2**20:.1f} MiB"
-    )
+    busy, exposed = max(1, sent["busy_ns"]), max(0, sent["last_ns"] - sent["ended_ns"])
+    hidden = 1 - min(exposed, busy) / busy
+    rate, wait = sent["bytes"] / busy, (got["first_ns"] - sent["ended_ns"]) * ms
+    print(f"prompt           {prompt} tokens; prefill {(sent['ended_ns'] - sent['began_ns']) * ms:.0f} ms")
+    print(f"moved            {sent['blocks']} blocks {shape}, {sent['bytes'] / 2**20:.1f} MiB")
     print(f"provider         {sent['provider']} ({sent['reason']})")
-    print(
-        f"rate             {sent['bytes'] / max(1, sent['busy_ns']):.2f} GB/s while bytes were in flight"
-        f" ({sent['busy_ns'] * ms:.1f} ms)"
-    )
+    print(f"rate             {rate:.2f} GB/s while bytes were in flight ({busy * ms:.1f} ms)")
     print(f"overlap          {100 * hidden:.0f}% of the transfer hid behind the prefill's computing")
-    print(f"first token      {(got['first_ns'] - sent['ended_ns']) * ms:.1f} ms from the end of prefill to the first decoded token")
+    print(f"first token      {wait:.1f} ms from the end of prefill to the first decoded token")
     print(f"text             {text!r}")
 
 
