@@ -85,7 +85,7 @@ func init() {
 				}
 				return err
 			}},
-		{name: "nats", arg: "URLS", defText: "an embedded server", meaning: "the registry's NATS server; URLs with a password belong into the environment or the file, where other users do not see them",
+		{name: "nats", arg: "URLS", defText: "an embedded server", meaning: "the registry's NATS server; URLs with a password belong in the environment or the file, where other users do not see them",
 			allowed: "nats://HOST:PORT or tls://HOST:PORT, several separated by commas, or nothing for an embedded server", kind: listKind, secret: true,
 			set: func(l *loader, v string) (err error) {
 				l.c.NATS, err = natsURLs(v)
