@@ -22,8 +22,9 @@ type Event struct {
 	Status  fault.Code // completion: 0 is success. down: why
 	Wrote   bool       // completion of a failed WRITE: the target's bytes may have been changed
 	Session SessionID
-	Op      uint64 // completion
-	Bytes   uint64 // completion: bytes moved; arrival: bytes placed
-	Key     Key    // arrival
-	Tag     uint64 // arrival
+	Op      uint64  // completion
+	Bytes   uint64  // completion: bytes moved; arrival: bytes placed
+	Key     Key     // arrival
+	Tag     uint64  // arrival
+	Took    Instant // arrival: from the operation's first frame to its last byte; 0 where the provider cannot tell
 }

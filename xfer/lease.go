@@ -146,7 +146,7 @@ func (l *lease) run(events ...protocol.LeaseEvent) {
 		ev := l.queue[i]
 		ev.Now = l.e.o.Clock.Now()
 		if ev.Kind == protocol.LeaseArrival {
-			l.spans.arrived(l, ev.Tag)
+			l.spans.arrived(l, ev)
 		}
 		l.effects = l.m.Step(l.effects[:0], ev)
 		for _, f := range l.effects {

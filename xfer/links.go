@@ -330,7 +330,7 @@ func (e *Engine) event(ev *rdma.Event) {
 		ls.out.completed(ev)
 	case rdma.EventArrival:
 		if l := ls.window(ev.Key); l != nil {
-			l.step(protocol.LeaseEvent{Kind: protocol.LeaseArrival, Tag: layout.Tag(ev.Tag), Bytes: ev.Bytes})
+			l.step(protocol.LeaseEvent{Kind: protocol.LeaseArrival, Tag: layout.Tag(ev.Tag), Bytes: ev.Bytes, Took: ev.Took})
 		}
 	case rdma.EventDown:
 		ls.link.Close(fault.New(ev.Status, "session", "the payload session ended"))

@@ -2,6 +2,7 @@ package xfer
 
 import (
 	"context"
+	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/propagation"
@@ -200,17 +201,19 @@ func (s *receiveSpans) start(l *lease, name string, attrs ...attribute.KeyValue)
 func (s *receiveSpans) bound(*lease) { s.bind.End() }
 
 // arrived opens a layer's place span at its first piece.
-func (s *receiveSpans) arrived(l *lease, tag layout.Tag) {
+func (s *receiveSpans) arrived(l *lease, ev protocol.LeaseEvent) {
 	if s.bind == nil || !s.bind.SpanContext().IsSampled() {
 		return
 	}
-	layer, _, _ := tag.Parts()
+	layer, _, _ := ev.Tag.Parts()
 	if l.m.LayerVisible(layer) || layer >= l.cache.spec.Layout.Layers {
 		return
 	}
 	s.layers.get(layer, func() trace.Span {
-		return s.start(l, attr.SpanPlace, attr.KeyLayer.Int64(int64(layer)), attr.KeyBlocks.Int(len(l.blocks)),
-			attr.KeyBytes.Int64(int64(len(l.blocks))*int64(l.cache.spec.Layout.PieceBytes())))
+		_, span := l.e.o.Tracer.Start(s.ctx, attr.SpanPlace, trace.WithTimestamp(time.Now().Add(-time.Duration(ev.Took))),
+			trace.WithAttributes(attr.KeyLeaseID.String(hex16(l.grantID)), attr.KeyLayer.Int64(int64(layer)), attr.KeyBlocks.Int(len(l.blocks)),
+				attr.KeyBytes.Int64(int64(len(l.blocks))*int64(l.cache.spec.Layout.PieceBytes()))))
+		return span
 	})
 }
 

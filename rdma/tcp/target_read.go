@@ -16,7 +16,8 @@ type inbound struct {
 	total  uint64
 	next   uint64 // offset of the next frame
 	placed uint64
-	failed bool // the result has been said; the rest goes to the sink
+	began  rdma.Instant // when its first frame was read
+	failed bool         // the result has been said; the rest goes to the sink
 }
 
 // read is the lane's reader goroutine.
@@ -73,7 +74,7 @@ func (l *targetLane) follow(h *header, sum uint64) error {
 		if h.seq <= in.seq {
 			return violation("operation %d after %d", h.seq, in.seq)
 		}
-		*in = inbound{open: true, kind: h.kind, seq: h.seq, key: h.key, tag: h.tag, total: h.total}
+		*in = inbound{open: true, kind: h.kind, seq: h.seq, key: h.key, tag: h.tag, total: h.total, began: l.t.p.opt.Clock.Now()}
 	} else if !in.open || in.kind != h.kind || in.seq != h.seq || in.key != h.key || in.tag != h.tag || in.total != h.total || in.next != h.offset {
 		return violation("frame at %d of operation %d does not continue what came before", h.offset, h.seq)
 	}
@@ -159,7 +160,8 @@ func (l *targetLane) arrive(w *window) {
 	w.mu.RLock()
 	fenced := w.fenced
 	if !fenced {
-		l.t.p.events.push(rdma.Event{Kind: rdma.EventArrival, Session: l.t.id, Bytes: l.in.total, Key: w.key, Tag: l.in.tag})
+		l.t.p.events.push(rdma.Event{Kind: rdma.EventArrival, Session: l.t.id, Bytes: l.in.total, Key: w.key, Tag: l.in.tag,
+			Took: l.t.p.opt.Clock.Now() - l.in.began})
 	}
 	w.mu.RUnlock()
 	if fenced {

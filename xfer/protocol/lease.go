@@ -43,6 +43,7 @@ type LeaseEvent struct {
 	Deadline rdma.Instant
 	Tag      layout.Tag
 	Bytes    uint64
+	Took     rdma.Instant // LeaseArrival: how long the placement took; for traces alone
 	Pieces   uint64
 	Code     fault.Code
 	OK       bool
