@@ -1,0 +1,30 @@
+// Package localapi serves the local protocol: clients on a Unix socket, their descriptors, their requests and what the
+// engine tells them. docs/protocol.md gives the bytes.
+//
+// Terms. A client is one connection of one process. A quick kind (PUSH_LAYER, PUSH_FINISH, PUSH_CANCEL, REVOKE, SPANS,
+// PING, STATUS) is acted upon where it is read; every other request goes through the client's queue.
+//
+// Order. The queue runs one request of a client at a time, in the order of arrival, because DROP_CACHE, then
+// DEREGISTER_REGION, or EVICT, then LEASE, may be sent without waiting for the answers between them. Several of these
+// wait for a fence; quick kinds overtake them, so that a layer that is ready never waits for another cache's end. That
+// changes nothing for the client: a quick kind names a lease or a transfer, whose number was in an answer already.
+//
+// A client's goroutines are: one reader, one that runs the queue, one writer, and one that watches its process. A
+// client that reads too slowly costs itself only: events are queued, never waited for, and beyond a bound of frames or
+// bytes, or when the socket takes nothing for a time, the client is cut off.
+//
+// The death of a client is the end of its connection or of its process, whichever is seen first: forked children hold
+// sockets open. The process is the one that connected.
+//
+// Invariants, each with the test that holds it:
+//   - a live socket is never taken from its owner, a stale one is: TestSocketFile, TestSocketOfAnotherProgram
+//   - a user who is not allowed gets PermissionDenied and nothing else: TestCredentials
+//   - HELLO comes first and soon: TestHello, TestHelloTimeout
+//   - every answer has its request's id, violations end the connection with id 0: TestRequests, TestViolations
+//   - no descriptor leaks, whatever is sent: TestDescriptors, FuzzConnection
+//   - slow requests keep their order and hold up no layer: TestQuickKindsOvertake, TestRequestQueueIsBounded
+//   - the answer to LEASE and PUSH comes before their events: TestAnswerComesBeforeEvents
+//   - a client that does not read is cut off, and the engine never waits: TestClientThatDoesNotRead, TestWriteTimeout
+//   - ClientGone comes once, last, on EOF and on the process's exit: TestClientGone, TestProcessExit
+//   - nothing is left after Close: TestClose, and goleak over all tests
+package localapi

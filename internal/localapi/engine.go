@@ -1,0 +1,32 @@
+package localapi
+
+import (
+	"context"
+
+	"github.com/kvxfer/kvxfer/internal/wire"
+	"github.com/kvxfer/kvxfer/xfer"
+)
+
+// Engine is what the server needs of xfer.Engine.
+//
+// The calls that the queue makes for one client (RegisterRegion to Lease, and Push) never overlap. PushLayer,
+// PushFinish, PushCancel and Revoke may come beside them. ClientGone is the client's last call: the context of a call
+// in progress is cancelled, and ClientGone follows when it has returned; so a call that waits must heed its context.
+type Engine interface {
+	AddClient(info xfer.ClientInfo, sink xfer.Sink) (xfer.ClientID, error)
+	// ClientGone starts the fences and returns at once.
+	ClientGone(c xfer.ClientID)
+	// RegisterRegion takes m over; on an error the caller closes it.
+	RegisterRegion(c xfer.ClientID, r wire.RegisterRegion, m xfer.Mapping) (wire.RegionInfo, error)
+	DeregisterRegion(ctx context.Context, c xfer.ClientID, region uint64) error
+	RegisterCache(ctx context.Context, c xfer.ClientID, r wire.RegisterCache, vouched []wire.Vouch) (wire.CacheInfo, []uint32, error)
+	DropCache(ctx context.Context, c xfer.ClientID, cache uint64) error
+	Blocks(c xfer.ClientID, cache uint64) (wire.BlocksInfo, []byte, error)
+	Evict(ctx context.Context, c xfer.ClientID, cache uint64, blocks []uint32) error
+	Lease(ctx context.Context, c xfer.ClientID, r wire.LeaseRequest, blocks []uint32) (wire.LeaseInfo, error)
+	Revoke(c xfer.ClientID, lease uint64) error
+	Push(c xfer.ClientID, r wire.PushRequest, blocks []uint32) (wire.PushInfo, error)
+	PushLayer(c xfer.ClientID, p wire.LayerPart)
+	PushFinish(c xfer.ClientID, transfer uint64, notification []byte)
+	PushCancel(c xfer.ClientID, transfer uint64)
+}

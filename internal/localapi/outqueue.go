@@ -1,0 +1,217 @@
+package localapi
+
+import (
+	"errors"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/kvxfer/kvxfer/internal/wire"
+)
+
+const (
+	// answersAhead is how many unsent bytes hold up the next request: with them, and one answer of any size on top, a
+	// client that asks and does not read is bounded.
+	answersAhead = 1 << 20
+	// writeChunk is what the socket must take within the write time-out.
+	writeChunk = 256 << 10
+	// keepBuffer is the largest buffer that is kept for reuse.
+	keepBuffer = 1 << 20
+)
+
+var (
+	errSlowEvents = errors.New("too many events are unread")
+	errSlowSocket = errors.New("the socket took nothing for too long")
+)
+
+// tally counts unsent frames.
+type tally struct{ events, eventBytes, bytes int }
+
+func (t *tally) add(o tally) {
+	t.events += o.events
+	t.eventBytes += o.eventBytes
+	t.bytes += o.bytes
+}
+
+// outQueue holds what was not yet written to a client. Whatever has gathered while one write ran goes out in the next.
+type outQueue struct {
+	conn *net.UnixConn
+	lim  Limits
+	fail func(error) // called without the lock, at most once from each goroutine that finds the failure
+
+	mu      sync.Mutex
+	change  sync.Cond // more to write, less unsent, or stopped
+	buf     []byte    // for the next write
+	held    []byte    // events that wait for an answer
+	holding bool
+	inBuf   tally
+	inHeld  tally
+	flying  tally     // in the writer's hands
+	stopped bool      // takes nothing more
+	ending  bool      // the writer returns when buf is empty
+	lastBy  time.Time // when ending: what is not written by then is lost
+}
+
+func newOutQueue(conn *net.UnixConn, lim Limits, fail func(error)) *outQueue {
+	q := &outQueue{conn: conn, lim: lim, fail: fail}
+	q.change.L = &q.mu
+	return q
+}
+
+// layers queues an EVENT_LAYERS frame; it is packed in place, since there is one for each layer of each lease.
+func (q *outQueue) layers(v wire.LayersVisible) {
+	size := wire.HeaderSize + 8 + 4*len(v.Layers)
+	q.append(size, func(b []byte) []byte {
+		n := len(b)
+		b = append(b, make([]byte, wire.HeaderSize)...)
+		wire.PutHeader(b[n:], wire.Header{Kind: wire.KindEventLayers, Array: uint32(size - wire.HeaderSize)})
+		return wire.AppendLayersVisible(b, v)
+	})
+}
+
+// event queues an event.
+func (q *outQueue) event(f wire.Frame) {
+	q.append(wire.HeaderSize+len(f.JSON)+len(f.Array), func(b []byte) []byte { return wire.Append(b, f) })
+}
+
+func (q *outQueue) append(size int, put func([]byte) []byte) {
+	q.mu.Lock()
+	if q.stopped {
+		q.mu.Unlock()
+		return
+	}
+	n := q.inBuf.events + q.inHeld.events + q.flying.events
+	bytes := q.inBuf.eventBytes + q.inHeld.eventBytes + q.flying.eventBytes
+	if n+1 > q.lim.EventFrames || bytes+size > q.lim.EventBytes {
+		q.stopped = true
+		q.mu.Unlock()
+		q.fail(errSlowEvents)
+		return
+	}
+	t := tally{events: 1, eventBytes: size, bytes: size}
+	if q.holding {
+		q.held = put(q.held)
+		q.inHeld.add(t)
+	} else {
+		q.buf = put(q.buf)
+		q.inBuf.add(t)
+		q.change.Broadcast()
+	}
+	q.mu.Unlock()
+}
+
+// hold keeps events back until the next release: the answer that makes a lease or a transfer known to the client must
+// come before its first event, which the engine may have from another goroutine at once.
+func (q *outQueue) hold() {
+	q.mu.Lock()
+	q.holding = true
+	q.mu.Unlock()
+}
+
+// answer queues an answer; with release also the events that were held back, behind it.
+func (q *outQueue) answer(f wire.Frame, release bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !q.stopped {
+		q.buf = wire.Append(q.buf, f)
+		q.inBuf.bytes += wire.HeaderSize + len(f.JSON) + len(f.Array)
+	}
+	if release {
+		q.buf = append(q.buf, q.held...)
+		q.inBuf.add(q.inHeld)
+		q.holding, q.held, q.inHeld = false, q.held[:0], tally{}
+	}
+	q.change.Broadcast()
+}
+
+// room waits until another answer may be queued; false says that none is wanted any more.
+func (q *outQueue) room() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for !q.stopped && q.inBuf.bytes+q.inHeld.bytes+q.flying.bytes > answersAhead {
+		q.change.Wait()
+	}
+	return !q.stopped
+}
+
+// stop makes the queue take nothing more; what is in it can still be written by finish.
+func (q *outQueue) stop() {
+	q.mu.Lock()
+	q.stopped = true
+	q.change.Broadcast()
+	q.mu.Unlock()
+}
+
+// finish lets the writer write what is queued, then last (nil: nothing), and end; all until by at the latest.
+func (q *outQueue) finish(last *wire.Frame, by time.Time) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.stopped, q.ending, q.lastBy = true, true, by
+	if last != nil {
+		q.buf = wire.Append(q.buf, *last)
+	} else {
+		q.buf = nil // nobody is there to read it
+	}
+	_ = q.conn.SetWriteDeadline(by)
+	q.change.Broadcast()
+}
+
+// write is the writer: it returns when the queue has ended or the socket has failed.
+func (q *outQueue) write() {
+	var spare []byte
+	for {
+		q.mu.Lock()
+		for len(q.buf) == 0 && !q.ending {
+			q.change.Wait()
+		}
+		if len(q.buf) == 0 {
+			q.mu.Unlock()
+			return
+		}
+		batch := q.buf
+		q.buf, q.flying, q.inBuf = spare[:0], q.inBuf, tally{}
+		q.mu.Unlock()
+
+		err := q.writeBatch(batch)
+
+		q.mu.Lock()
+		q.flying = tally{}
+		if err != nil {
+			q.stopped, q.ending, q.buf, q.held = true, true, nil, nil
+		}
+		q.change.Broadcast()
+		q.mu.Unlock()
+		if err != nil {
+			q.fail(err)
+			return
+		}
+		if spare = batch; cap(spare) > keepBuffer {
+			spare = nil
+		}
+	}
+}
+
+func (q *outQueue) writeBatch(b []byte) error {
+	for len(b) > 0 {
+		n := min(len(b), writeChunk)
+		by := time.Now().Add(q.lim.Write)
+		q.mu.Lock() // so that it never undoes the deadline of finish
+		if q.ending && by.After(q.lastBy) {
+			by = q.lastBy
+		}
+		err := q.conn.SetWriteDeadline(by)
+		q.mu.Unlock()
+		if err == nil {
+			_, err = q.conn.Write(b[:n])
+		}
+		var ne net.Error
+		if errors.As(err, &ne) && ne.Timeout() {
+			return errSlowSocket
+		}
+		if err != nil {
+			return err
+		}
+		b = b[n:]
+	}
+	return nil
+}
