@@ -29,7 +29,7 @@ const (
 
 // Options say what is served, where and to whom.
 type Options struct {
-	// Path of the socket; see ConfigInvalid in Serve. Or Listener, which Close then closes.
+	// Path of the socket; Serve says what it must be. Or Listener, which Close then closes.
 	Path     string
 	Listener *net.UnixListener
 
@@ -46,7 +46,7 @@ type Options struct {
 
 	// Spans takes a client's finished span; nil discards it. Its error is logged: SPANS has no answer.
 	Spans func(wire.ClientSpan, xfer.ClientInfo) error
-	// Status answers STATUS.
+	// Status answers STATUS; nil tells Node, Epoch and Software only.
 	Status func() wire.Status
 	Limits Limits
 	Logger *slog.Logger // nil: slog.Default
@@ -107,6 +107,10 @@ func Serve(ctx context.Context, o Options) (*Server, error) {
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
+	}
+	if o.Status == nil {
+		st := wire.Status{Node: o.Node, Epoch: o.Epoch, Version: o.Software}
+		o.Status = func() wire.Status { return st }
 	}
 	s := &Server{o: o, sock: &socket{l: o.Listener}, clients: map[*client]struct{}{}}
 	if o.Listener == nil {
