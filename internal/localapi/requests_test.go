@@ -119,7 +119,7 @@ func TestFieldsOutOfRange(t *testing.T) {
 	}{
 		"cache name":    {wire.KindRegisterCache, noName, nil, "name"},
 		"cache model":   {wire.KindRegisterCache, noModel, nil, "model"},
-		"lease mode":    {wire.KindLease, &wire.LeaseRequest{Mode: "read", TTLMillis: 1}, one, "mode"},
+		"lease mode":    {wire.KindLease, &wire.LeaseRequest{Mode: "peek", TTLMillis: 1}, one, "mode"},
 		"lease ttl":     {wire.KindLease, &wire.LeaseRequest{Mode: "write"}, one, "ttl_ms"},
 		"push time-out": {wire.KindPush, &wire.PushRequest{TimeoutMillis: -1}, one, "timeout_ms"},
 		"push span":     {wire.KindPush, &wire.PushRequest{TimeoutMillis: 1, SpanID: "x"}, one, "span_id"},
