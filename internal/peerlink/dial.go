@@ -49,7 +49,7 @@ func (s *Links) Dial(ctx context.Context, ref xfer.PeerRef) (xfer.Link, error) {
 		s.mu.Unlock()
 		return nil, err
 	}
-	if l := s.out[key]; l != nil {
+	if l := s.out[key]; l != nil && l.cause() == nil {
 		s.mu.Unlock()
 		if l.bye.Load() {
 			return nil, &fault.Error{Code: fault.Draining, Op: "dial", Peer: ref.Node, Detail: "the peer is shutting down"}

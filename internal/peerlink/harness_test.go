@@ -242,7 +242,9 @@ func newNode(t testing.TB, name, epoch string, change ...func(*Options)) *node {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		assert.NoError(t, s.Close(ctx))
-		assert.NoError(t, <-served)
+		if err := <-served; err != nil {
+			assert.ErrorIs(t, err, fault.ErrClosed) // Close came first
+		}
 		n.h.mu.Lock()
 		defer n.h.mu.Unlock()
 		assert.Empty(t, n.h.violated)

@@ -16,7 +16,7 @@ import (
 //
 // Its life: made and added; started (reader and writer run); opened (LinkUp has returned, or will never be called);
 // down (Close, or the connection failed: no frame is taken or delivered any more); gone (LinkDown has returned). Lock
-// order: nothing is taken under mu.
+// order: Links.mu, then mu.
 type link struct {
 	s                *Links
 	conn             net.Conn
@@ -51,6 +51,7 @@ var _ xfer.Link = (*link)(nil)
 func (s *Links) newLink(conn net.Conn, ref xfer.PeerRef, session rdma.SessionID) *link {
 	l := &link{s: s, conn: conn, ref: ref, session: session, down: make(chan struct{}), opened: make(chan struct{}), gone: make(chan struct{})}
 	l.wake.L = &l.mu
+	l.wg.Add(2) // before finish can wait for it
 	l.busy.Store(true)
 	return l
 }
@@ -72,9 +73,8 @@ func (l *link) Initiator() rdma.Initiator { return l.initiator }
 // Target is nil on the side that dialed. It stays usable after LinkDown as a closed target is: Fence gives nil.
 func (l *link) Target() rdma.Target { return l.target }
 
-// start sets reader and writer to work, once.
+// start sets reader and writer to work, once. Every link that was added is started, also one that is down by then.
 func (l *link) start() {
-	l.wg.Add(2)
 	go l.read()
 	go l.write()
 }

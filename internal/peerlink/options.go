@@ -53,7 +53,7 @@ type Options struct {
 	MaxLinks      int // dialed and accepted, 1 to 2^20, default 1024
 	MaxHandshakes int // connections in their hello, and again lanes in theirs; 1 to 2^16, default 128
 	MaxQueue      int // frames that wait to be sent on a link, 1 to 2^24, default 16384
-	MaxQueueBytes int // their bytes, 1 to 2^40, default 64 MiB; one larger frame is taken when nothing waits
+	MaxQueueBytes int // their bytes, at which no more is taken; 1 to 2^40, default 128 MiB, two of the largest frames
 
 	// Dial connects; default net.Dialer without keepalive.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
@@ -68,7 +68,7 @@ func (o *Options) ensureDefaults() {
 	def(&o.MaxLinks, 1024)
 	def(&o.MaxHandshakes, 128)
 	def(&o.MaxQueue, 16384)
-	def(&o.MaxQueueBytes, 64<<20)
+	def(&o.MaxQueueBytes, 128<<20)
 	if o.Dial == nil {
 		o.Dial = (&net.Dialer{KeepAlive: -1}).DialContext
 	}

@@ -66,7 +66,7 @@ func (l *link) receive(f wire.Frame) error {
 		if f.Request == 0 {
 			return violation("request_id", "0 in %s, which is answered", f.Kind)
 		}
-		_ = l.Send(wire.Frame{Kind: wire.KindOK, Request: f.Request})
+		_ = l.answerPing(f.Request)
 		return nil
 	case wire.KindOK, wire.KindError:
 		if f.Request&PingBit != 0 {

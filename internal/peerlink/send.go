@@ -1,6 +1,7 @@
 package peerlink
 
 import (
+	"math"
 	"sync"
 	"time"
 
@@ -30,16 +31,22 @@ func (q *sendq) drop() { q.queue, q.frames, q.bytes = nil, 0, 0 }
 // Send queues a frame. The frame's bytes must not be changed afterwards. An error says that the link is down: why it went
 // down, or ResourceExhausted when this frame found the queue full, which ends the link: a peer that does not take
 // what is due to it cannot be waited for.
-func (l *link) Send(f wire.Frame) error {
+func (l *link) Send(f wire.Frame) error { return l.enqueue(f, l.s.opt.MaxQueueBytes) }
+
+// answerPing is held to the bound in frames alone: a PING that comes while one large block list is being sent must not end the link.
+func (l *link) answerPing(request uint64) error {
+	return l.enqueue(wire.Frame{Kind: wire.KindOK, Request: request}, math.MaxInt)
+}
+
+func (l *link) enqueue(f wire.Frame, maxBytes int) error {
 	l.mu.Lock()
 	if l.err != nil {
 		defer l.mu.Unlock()
 		return l.err
 	}
-	o := &l.s.opt
-	if l.frames > 0 && (l.frames >= o.MaxQueue || size(&f) > o.MaxQueueBytes-l.bytes) {
+	if l.frames >= l.s.opt.MaxQueue || l.bytes >= maxBytes {
 		err := fault.New(fault.ResourceExhausted, "peer link", "the peer does not take what is sent to it: %d frames of %d bytes wait, allowed %d and %d",
-			l.frames, l.bytes, o.MaxQueue, o.MaxQueueBytes)
+			l.frames, l.bytes, l.s.opt.MaxQueue, l.s.opt.MaxQueueBytes)
 		err.Peer = l.ref.Node
 		l.mu.Unlock()
 		l.shut(err, false)
