@@ -101,8 +101,8 @@ func (c *client) end(e ending) {
 	if !first {
 		return
 	}
+	c.out.stop() // before cancel, so that the calls that it cuts short queue no answers
 	c.cancel()
-	c.out.stop()
 	_ = c.conn.SetReadDeadline(time.Unix(1, 0))
 	if !e.tell {
 		_ = c.conn.SetWriteDeadline(time.Unix(1, 0))

@@ -25,7 +25,8 @@ type socket struct {
 }
 
 // listen makes the socket. Its directory is made with mode 0700 and the socket with 0600; with others, who are let in by
-// their user id, with 0711 and 0666, since the kernel asks for the right to write before anybody sees the user id.
+// their user id, with 0711 and 0666, since the kernel asks for the right to write before anybody sees the user id. A
+// directory that is there already keeps its mode, so with others it must let them through.
 //
 // A file that is left of a daemon that died is removed. That needs a lock: of two daemons that both saw that nobody
 // listens, the second would remove the socket that the first has just made.
