@@ -30,6 +30,7 @@ type cache struct {
 	ending bool
 	// quarantined: a fence failed, so the memory is never given back.
 	quarantined bool
+	stuck       bool // under Engine.mu: it is quarantined and its end was tried
 }
 
 func newCache(e *Engine, c *client, r *region, spec wire.RegisterCache) *cache {
@@ -88,9 +89,17 @@ func (ca *cache) waitUnused(ctx context.Context) error {
 }
 
 // hold marks a push's source blocks. Blocks that a peer may write are refused.
-func (ca *cache) hold(blocks []uint32) error {
+func (ca *cache) hold(blocks []uint32) (err error) {
 	ca.mu.Lock()
 	defer ca.mu.Unlock()
+	if err := ca.use("push"); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			ca.users--
+		}
+	}()
 	for _, b := range blocks {
 		r, err := ca.store.State(b)
 		if err != nil {
@@ -100,9 +109,6 @@ func (ca *cache) hold(blocks []uint32) error {
 			return &fault.Error{Code: fault.BlocksBusy, Op: "push", Region: ca.name, Field: "blocks",
 				Detail: fmt.Sprintf("block %d is %s", b, r.State)}
 		}
-	}
-	if err := ca.use("push"); err != nil {
-		return err
 	}
 	for _, b := range blocks {
 		ca.held[b]++

@@ -285,6 +285,7 @@ type worker struct {
 	notes     map[uint64][]byte
 	transfers map[uint64]wire.TransferEvent
 	released  map[uint64]bool
+	onEvent   func() // called by the engine's goroutine with each end
 }
 
 func newWorker(t *testing.T, nd *node, name string, l layout.Layout, blocks uint32) *worker {
@@ -321,10 +322,16 @@ func (w *worker) LayersVisible(v wire.LayersVisible) {
 }
 
 func (w *worker) LeaseEnded(ev wire.LeaseEvent, note []byte) {
+	if w.onEvent != nil {
+		w.onEvent()
+	}
 	w.note(func() { w.leases[ev.Lease], w.notes[ev.Lease] = ev, note })
 }
 
 func (w *worker) TransferEnded(ev wire.TransferEvent) {
+	if w.onEvent != nil {
+		w.onEvent()
+	}
 	w.note(func() { w.transfers[ev.Transfer] = ev })
 }
 
