@@ -200,11 +200,6 @@ func (e *Engine) millis(ms int64) rdma.Instant {
 	return e.o.Clock.Now() + rdma.Instant(time.Duration(ms)*time.Millisecond)
 }
 
-// remaining turns an instant into wire milliseconds, at least 0.
-func (e *Engine) remaining(at rdma.Instant) int64 {
-	return max(0, int64(time.Duration(at-e.o.Clock.Now())/time.Millisecond))
-}
-
 // MaxWait is the longest lease or transfer, in milliseconds: a day.
 const MaxWait = 24 * 60 * 60 * 1000
 

@@ -215,7 +215,9 @@ type fakeLink struct {
 	sent []wire.Frame
 }
 
-func (l *fakeLink) Peer() xfer.PeerRef              { return xfer.PeerRef{Node: "peer", Epoch: "e", Tenant: "default"} }
+func (l *fakeLink) Peer() xfer.PeerRef {
+	return xfer.PeerRef{Node: "peer", Epoch: "e", Tenant: "default"}
+}
 func (l *fakeLink) Provider() (name, reason string) { return "fake", "the only one" }
 func (l *fakeLink) Session() rdma.SessionID         { return l.session }
 func (l *fakeLink) Initiator() rdma.Initiator {

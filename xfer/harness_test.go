@@ -285,12 +285,13 @@ type worker struct {
 	notes     map[uint64][]byte
 	transfers map[uint64]wire.TransferEvent
 	released  map[uint64]bool
-	onEvent   func() // called by the engine's goroutine with each end
+	ends      map[uint64]int // events that ended a lease or transfer; they share one row of numbers
+	onEvent   func()         // called by the engine's goroutine with each end
 }
 
 func newWorker(t *testing.T, nd *node, name string, l layout.Layout, blocks uint32) *worker {
 	w := &worker{t: t, node: nd, changed: make(chan struct{}), layers: map[uint64][]uint32{}, leases: map[uint64]wire.LeaseEvent{},
-		notes: map[uint64][]byte{}, transfers: map[uint64]wire.TransferEvent{}, released: map[uint64]bool{}}
+		notes: map[uint64][]byte{}, transfers: map[uint64]wire.TransferEvent{}, released: map[uint64]bool{}, ends: map[uint64]int{}}
 	var err error
 	w.id, err = nd.engine.AddClient(xfer.ClientInfo{Tenant: "default", Process: name}, w)
 	require.NoError(t, err)
@@ -325,14 +326,14 @@ func (w *worker) LeaseEnded(ev wire.LeaseEvent, note []byte) {
 	if w.onEvent != nil {
 		w.onEvent()
 	}
-	w.note(func() { w.leases[ev.Lease], w.notes[ev.Lease] = ev, note })
+	w.note(func() { w.leases[ev.Lease], w.notes[ev.Lease] = ev, note; w.ends[ev.Lease]++ })
 }
 
 func (w *worker) TransferEnded(ev wire.TransferEvent) {
 	if w.onEvent != nil {
 		w.onEvent()
 	}
-	w.note(func() { w.transfers[ev.Transfer] = ev })
+	w.note(func() { w.transfers[ev.Transfer] = ev; w.ends[ev.Transfer]++ })
 }
 
 func (w *worker) Released(r wire.Released) { w.note(func() { w.released[r.Transfer] = true }) }

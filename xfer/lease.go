@@ -227,7 +227,7 @@ func (l *lease) openWindow(deadline rdma.Instant) {
 	}
 	l.spans.bound(l)
 	b.ls.answer(b.request, wire.Bound{Handle: b.handle, Key: uint64(key), Layout: l.cache.spec.Layout, NumBlocks: l.cache.spec.NumBlocks,
-		RemainingMillis: l.e.remaining(deadline)}, wire.AppendU32s(nil, l.blocks))
+		RemainingMillis: max(1, ceilMillis(deadline-l.e.o.Clock.Now()))}, wire.AppendU32s(nil, l.blocks))
 }
 
 // fence runs outside the lock: it may wait for a system call in progress.

@@ -206,7 +206,7 @@ func (ls *linkState) bindAnswer(f wire.Frame) error {
 		err = ls.addPush(f.Request, b.Handle, p)
 	}
 	if err != nil {
-		fe := &fault.Error{Code: fault.ProtocolViolation, Op: "bind", Detail: "the answer cannot be used", Err: err}
+		fe := fault.New(fault.ProtocolViolation, "bind", "the answer cannot be used: %s", err)
 		p.refused(fe)
 		return fe
 	}
