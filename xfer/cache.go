@@ -88,6 +88,13 @@ func (ca *cache) waitUnused(ctx context.Context) error {
 	return nil
 }
 
+// fenced says whether nothing can touch the memory any more, whatever else went wrong.
+func (ca *cache) fenced() bool {
+	ca.mu.Lock()
+	defer ca.mu.Unlock()
+	return ca.users == 0 && !ca.quarantined
+}
+
 // hold marks a push's source blocks. Blocks that a peer may write are refused.
 func (ca *cache) hold(blocks []uint32) (err error) {
 	ca.mu.Lock()

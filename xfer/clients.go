@@ -107,7 +107,9 @@ func (e *Engine) ClientGone(id ClientID) {
 			if ca != nil {
 				if err := e.endCache(e.ctx, ca, fault.ClientGone); err != nil {
 					e.o.Logger.Error("cache of a dead client could not be ended", "cache", ca.name, "error", err)
-					continue // quarantined: its memory stays mapped
+					if !ca.fenced() {
+						continue // quarantined: its memory stays mapped
+					}
 				}
 			}
 			if err := r.close(e); err != nil {

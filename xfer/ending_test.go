@@ -76,6 +76,21 @@ func TestBackPressureKeepsOrderAndPosts(t *testing.T) {
 	assert.Equal(t, int(small.Layers), posts)
 }
 
+// TestEndedSessionEndsItsLink: a session whose end was told before its link was known is not used again.
+func TestEndedSessionEndsItsLink(t *testing.T) {
+	n := newFakeNode(t, nil)
+	w := newWorker(t, n.node, "c", small, 8)
+	l := n.source(8)
+	l.init.postErr = fault.New(fault.PeerLost, "post", "the session has ended")
+	id := w.push(ticket(1), time.Hour, 1)
+	l.bound(w, 1, 1)
+	w.layer(id, 0)
+	ev := w.transferEnd(id)
+	assert.Equal(t, "PeerLost", ev.Error.Name)
+	assert.False(t, ev.Error.MayHaveWritten)
+	n.until(func() bool { return n.engine.Stats().Links == 0 })
+}
+
 // TestHeldUntilTheCompletion withholds completions: the end is told in time, the release is not, and the memory stays.
 func TestHeldUntilTheCompletion(t *testing.T) {
 	n := newFakeNode(t, nil)
@@ -144,6 +159,26 @@ func TestFailedFenceQuarantinesTheMemory(t *testing.T) {
 	back.spec.Name = "c"
 	_, _, err = n.engine.RegisterCache(t.Context(), back.id, back.spec, nil)
 	assert.ErrorIs(t, err, fault.ErrAlreadyExists, "and not a wait for what cannot come")
+}
+
+// TestFailingStoreKeepsNoMemory: what cannot be written down is still fenced, told and unmapped.
+func TestFailingStoreKeepsNoMemory(t *testing.T) {
+	n := newFakeNode(t, nil)
+	w := newWorker(t, n.node, "c", small, 8)
+	l := n.target()
+	lease := w.lease(time.Hour, 1)
+	l.receive(wire.KindBind, 1, bind(t, w, lease.Ticket), nil)
+	l.take(wire.KindOK)
+	require.NoError(t, n.store.Close())
+	_, err := n.engine.Lease(t.Context(), w.id, wire.LeaseRequest{Cache: w.cache, Mode: "write", TTLMillis: 1000}, []uint32{2})
+	assert.ErrorIs(t, err, fault.ErrClosed)
+	require.NoError(t, n.engine.Revoke(w.id, lease.Lease))
+	assert.Equal(t, "LeaseRevoked", w.leaseEnd(lease.Lease).Error.Name)
+	assert.Len(t, l.target.fences(), 1)
+	n.engine.ClientGone(w.id)
+	n.until(func() bool { return n.engine.Stats().Clients == 0 })
+	assert.True(t, w.mem.unmapped.Load())
+	assert.Zero(t, n.engine.Stats().Caches+n.engine.Stats().Leases)
 }
 
 // attach makes a worker with a region and no cache.

@@ -98,9 +98,11 @@ func (p *fakeProvider) Wait(ctx context.Context) error {
 type fakeInitiator struct {
 	p        *fakeProvider
 	session  rdma.SessionID
-	withhold bool // Cancel and Close complete nothing
+	withhold bool  // Cancel and Close complete nothing
+	postErr  error // of every Post
 
 	mu      sync.Mutex
+	closed  bool
 	room    int
 	posts   int
 	pending []rdma.Op
@@ -109,6 +111,12 @@ type fakeInitiator struct {
 func (i *fakeInitiator) Post(ops []rdma.Op) (int, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
+	if i.postErr != nil {
+		return 0, i.postErr
+	}
+	if i.closed {
+		return 0, fault.New(fault.Closed, "post", "closed")
+	}
 	n := min(len(ops), max(0, i.room-len(i.pending)))
 	i.pending = append(i.pending, ops[:n]...)
 	i.posts += n
@@ -162,6 +170,9 @@ func (i *fakeInitiator) Cancel(ids ...uint64) {
 }
 
 func (i *fakeInitiator) Close() error {
+	i.mu.Lock()
+	i.closed = true
+	i.mu.Unlock()
 	if !i.withhold {
 		i.complete(fault.Closed, true)
 	}
@@ -292,14 +303,13 @@ func (l *fakeLink) receive(kind wire.Kind, request uint64, body any, array []byt
 type fakeNode struct {
 	*node
 	provider *fakeProvider
-	clock    *handClock // nil: real time
 	dial     func(ctx context.Context) (xfer.Link, error)
 	dir      *directory
 	wg       sync.WaitGroup
 	sessions atomic.Uint64
 }
 
-func newFakeNode(t *testing.T, change func(*xfer.Options)) *fakeNode {
+func newFakeNode(t testing.TB, change func(*xfer.Options)) *fakeNode {
 	n := &fakeNode{provider: &fakeProvider{wake: make(chan struct{}, 1), caps: rdma.Caps{Write: true, MaxRanges: 256, MaxOpBytes: 1 << 30,
 		MaxInFlight: 1 << 16, MaxInFlightLen: 1 << 40}}, dir: &directory{known: map[string]int{}}}
 	db, _, err := blockdb.Open(blockdb.Options{Dir: "db", FS: vfs.NewMem(), BootID: "boot", BallastBytes: 64 << 10, Logger: slog.New(slog.DiscardHandler)})

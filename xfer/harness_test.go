@@ -34,7 +34,7 @@ const patience = 30 * time.Second
 
 // node is an engine with a real tcp provider and store; links to other nodes are pairs of channels.
 type node struct {
-	t        *testing.T
+	t        testing.TB
 	name     string
 	epoch    string
 	engine   *xfer.Engine
@@ -53,7 +53,7 @@ type network struct {
 	wg      sync.WaitGroup
 }
 
-func newNetwork(t *testing.T, names ...string) *network {
+func newNetwork(t testing.TB, names ...string) *network {
 	n := &network{nodes: map[string]*node{}}
 	for i, name := range names {
 		n.nodes[name] = newNode(t, n, name, fmt.Sprintf("%032x", i+1))
@@ -62,7 +62,7 @@ func newNetwork(t *testing.T, names ...string) *network {
 	return n
 }
 
-func newNode(t *testing.T, net0 *network, name, epoch string) *node {
+func newNode(t testing.TB, net0 *network, name, epoch string) *node {
 	clock := xfer.NewClock()
 	p, err := tcp.New(tcp.Options{Clock: clock, Lanes: 2})
 	require.NoError(t, err)
@@ -255,7 +255,7 @@ type memory struct {
 
 var inodes atomic.Uint64
 
-func newMemory(t *testing.T, n uint64) *memory {
+func newMemory(t testing.TB, n uint64) *memory {
 	b, err := unix.Mmap(-1, 0, int(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANON)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = unix.Munmap(b) })
@@ -270,7 +270,7 @@ func (m *memory) Close() error             { m.unmapped.Store(true); return nil 
 
 // worker is an attached client with one cache.
 type worker struct {
-	t      *testing.T
+	t      testing.TB
 	node   *node
 	id     xfer.ClientID
 	mem    *memory
@@ -289,7 +289,7 @@ type worker struct {
 	onEvent   func()         // called by the engine's goroutine with each end
 }
 
-func newWorker(t *testing.T, nd *node, name string, l layout.Layout, blocks uint32) *worker {
+func newWorker(t testing.TB, nd *node, name string, l layout.Layout, blocks uint32) *worker {
 	w := &worker{t: t, node: nd, changed: make(chan struct{}), layers: map[uint64][]uint32{}, leases: map[uint64]wire.LeaseEvent{},
 		notes: map[uint64][]byte{}, transfers: map[uint64]wire.TransferEvent{}, released: map[uint64]bool{}, ends: map[uint64]int{}}
 	var err error

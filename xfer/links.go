@@ -32,7 +32,7 @@ func (e *Engine) LinkUp(l Link) {
 	ls := &linkState{e: e, link: l, provider: name, binding: map[uint64]*push{}, pushes: map[uint64]*push{},
 		leases: map[uint64]*lease{}, windows: map[rdma.Key]*lease{}}
 	if init := l.Initiator(); init != nil {
-		ls.out = newOutQueue(e, init, e.caps(name))
+		ls.out = newOutQueue(e, l, init, e.caps(name))
 	}
 	e.mu.Lock()
 	e.links[l], e.sessions[l.Session()] = ls, ls

@@ -22,6 +22,7 @@ const (
 // provider's window goes.
 type outQueue struct {
 	e    *Engine
+	link Link
 	init rdma.Initiator
 	caps rdma.Caps
 
@@ -33,6 +34,7 @@ type outQueue struct {
 	flying int
 	bytes  uint64 // of what is flying
 	closed bool
+	ended  bool                  // the session said so before the link did
 	ranges [opBatch][]rdma.Range // scratch; Post copies
 	ops    [opBatch]rdma.Op
 }
@@ -56,8 +58,8 @@ type slot struct {
 	age   uint32
 }
 
-func newOutQueue(e *Engine, init rdma.Initiator, caps rdma.Caps) *outQueue {
-	return &outQueue{e: e, init: init, caps: caps, of: map[*push]*outParts{}}
+func newOutQueue(e *Engine, link Link, init rdma.Initiator, caps rdma.Caps) *outQueue {
+	return &outQueue{e: e, link: link, init: init, caps: caps, of: map[*push]*outParts{}}
 }
 
 // add queues a part and posts what fits. The caller holds the push's lock.
@@ -141,6 +143,10 @@ func (q *outQueue) pump() (failed []failure) {
 				code := fault.CodeOf(err)
 				if code == fault.Closed {
 					code = fault.PeerLost
+				}
+				if code == fault.PeerLost && !q.ended { // its EventDown may have come before LinkUp: no push is to find it again
+					q.ended = true
+					q.e.wg.Go(func() { q.link.Close(fault.New(fault.PeerLost, "session", "the payload session ended")) })
 				}
 				failed = append(failed, failure{o.p, part, code})
 				continue

@@ -156,6 +156,22 @@ func TestSecondBindNeverMovesTheFence(t *testing.T) {
 	assert.True(t, second.none(wire.KindEnded))
 }
 
+// TestBindAtTheLastMoment is answered in the protocol's range of milliseconds.
+func TestBindAtTheLastMoment(t *testing.T) {
+	clock := &handClock{}
+	clock.now.Store(1)
+	n := newFakeNode(t, func(o *xfer.Options) { o.Clock = clock })
+	w := newWorker(t, n.node, "c", small, 8)
+	l := n.target()
+	lease := w.lease(time.Second, 1)
+	clock.now.Store(int64(time.Second))
+	l.receive(wire.KindBind, 1, bind(t, w, lease.Ticket), nil)
+	var b wire.Bound
+	f := l.take(wire.KindOK)
+	require.NoError(t, f.Decode(&b))
+	assert.NoError(t, b.Validate())
+}
+
 // TestLateBindOfABoundLease says who has the lease, also after that one's end.
 func TestLateBindOfABoundLease(t *testing.T) {
 	n := newFakeNode(t, nil)
