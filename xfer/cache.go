@@ -165,6 +165,7 @@ func (ca *cache) states() (wire.BlocksInfo, []byte, error) {
 			info.Committed++
 		case blockdb.Revoking:
 			info.Revoking++
+			r.Generation = 0 // they will never be committed under it
 		default:
 			return true
 		}
@@ -176,6 +177,9 @@ func (ca *cache) states() (wire.BlocksInfo, []byte, error) {
 			info.Held++
 			out = append(out, wire.BlockEntry{Block: uint32(b), State: wire.StateHeld})
 		}
+	}
+	if most := int(wire.LocalLimits.Array / 16); len(out) > most {
+		return wire.BlocksInfo{}, nil, fault.New(fault.NotSupported, "blocks", "%d blocks are not FREE, a frame lists up to %d", len(out), most)
 	}
 	return info, wire.AppendBlockEntries(nil, out), nil
 }

@@ -206,9 +206,10 @@ func TestCommitWithAFailedFence(t *testing.T) {
 	ev := w.leaseEnd(lease.Lease)
 	require.NotNil(t, ev.Error)
 	assert.Equal(t, "Internal", ev.Error.Name)
-	info, _, err := n.engine.Blocks(w.id, w.cache)
+	info, entries, err := n.engine.Blocks(w.id, w.cache)
 	require.NoError(t, err)
 	assert.Equal(t, wire.BlocksInfo{Total: 8, Revoking: 1}, info)
+	assert.Equal(t, wire.AppendBlockEntries(nil, []wire.BlockEntry{{Block: 1, State: 3}}), entries, "REVOKING has no generation")
 }
 
 // TestDialEndsWithThePush: a push that is over leaves no dial behind.
