@@ -30,6 +30,7 @@ type cache struct {
 	ending bool
 	// quarantined: a fence failed, so the memory is never given back.
 	quarantined bool
+	stuck       bool // under Engine.mu: it is quarantined and its end was tried
 }
 
 func newCache(e *Engine, c *client, r *region, spec wire.RegisterCache) *cache {
@@ -87,10 +88,25 @@ func (ca *cache) waitUnused(ctx context.Context) error {
 	return nil
 }
 
-// hold marks a push's source blocks. Blocks that a peer may write are refused.
-func (ca *cache) hold(blocks []uint32) error {
+// fenced says whether nothing can touch the memory any more, whatever else went wrong.
+func (ca *cache) fenced() bool {
 	ca.mu.Lock()
 	defer ca.mu.Unlock()
+	return ca.users == 0 && !ca.quarantined
+}
+
+// hold marks a push's source blocks. Blocks that a peer may write are refused.
+func (ca *cache) hold(blocks []uint32) (err error) {
+	ca.mu.Lock()
+	defer ca.mu.Unlock()
+	if err := ca.use("push"); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			ca.users--
+		}
+	}()
 	for _, b := range blocks {
 		r, err := ca.store.State(b)
 		if err != nil {
@@ -100,9 +116,6 @@ func (ca *cache) hold(blocks []uint32) error {
 			return &fault.Error{Code: fault.BlocksBusy, Op: "push", Region: ca.name, Field: "blocks",
 				Detail: fmt.Sprintf("block %d is %s", b, r.State)}
 		}
-	}
-	if err := ca.use("push"); err != nil {
-		return err
 	}
 	for _, b := range blocks {
 		ca.held[b]++
@@ -152,6 +165,7 @@ func (ca *cache) states() (wire.BlocksInfo, []byte, error) {
 			info.Committed++
 		case blockdb.Revoking:
 			info.Revoking++
+			r.Generation = 0 // they will never be committed under it
 		default:
 			return true
 		}
@@ -163,6 +177,9 @@ func (ca *cache) states() (wire.BlocksInfo, []byte, error) {
 			info.Held++
 			out = append(out, wire.BlockEntry{Block: uint32(b), State: wire.StateHeld})
 		}
+	}
+	if most := int(wire.LocalLimits.Array / 16); len(out) > most {
+		return wire.BlocksInfo{}, nil, fault.New(fault.NotSupported, "blocks", "%d blocks are not FREE, a frame lists up to %d", len(out), most)
 	}
 	return info, wire.AppendBlockEntries(nil, out), nil
 }

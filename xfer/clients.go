@@ -9,6 +9,7 @@ import (
 	"github.com/kvxfer/kvxfer/internal/wire"
 	"github.com/kvxfer/kvxfer/rdma"
 	"github.com/kvxfer/kvxfer/xfer/blockdb"
+	"github.com/kvxfer/kvxfer/xfer/layout"
 )
 
 // client is an attached process. Its fields are under Engine.mu.
@@ -35,13 +36,20 @@ type region struct {
 
 // close deregisters everywhere, which fences, and unmaps. If a provider cannot fence, the mapping stays for ever.
 func (r *region) close(e *Engine) error {
+	if err := r.deregister(e); err != nil {
+		return err
+	}
+	return r.mapping.Close()
+}
+
+func (r *region) deregister(e *Engine) (failed error) {
 	for name, in := range r.inner {
 		if err := in.Close(); err != nil {
 			e.o.Logger.Error("region is quarantined", "region", r.name, "provider", name, "error", err)
-			return fault.Wrap(fault.Internal, "deregister_region", err)
+			failed = fault.Wrap(fault.Internal, "deregister_region", err)
 		}
 	}
-	return r.mapping.Close()
+	return failed
 }
 
 var nameRule = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
@@ -97,9 +105,11 @@ func (e *Engine) ClientGone(id ClientID) {
 			ca := r.cache
 			e.mu.Unlock()
 			if ca != nil {
-				if err := e.endCache(context.Background(), ca, fault.ClientGone); err != nil {
+				if err := e.endCache(e.ctx, ca, fault.ClientGone); err != nil {
 					e.o.Logger.Error("cache of a dead client could not be ended", "cache", ca.name, "error", err)
-					continue // quarantined: its memory stays mapped
+					if !ca.fenced() {
+						continue // quarantined: its memory stays mapped
+					}
 				}
 			}
 			if err := r.close(e); err != nil {
@@ -124,42 +134,48 @@ func (e *Engine) RegisterRegion(id ClientID, r wire.RegisterRegion, m Mapping) (
 		return wire.RegionInfo{}, fault.Invalid(op, "id", "%.40q, want 32 hex digits", r.ID)
 	}
 	reg := &region{key: key, name: r.Name, mapping: m, inner: map[string]rdma.Region{}}
-	e.mu.Lock()
-	c, err := e.lookup(op, id)
-	if err == nil && len(c.regions) >= e.o.Limits.Regions {
-		err = fault.New(fault.ResourceExhausted, op, "%d regions, allowed %d", len(c.regions), e.o.Limits.Regions)
-	}
-	if err == nil {
-		for _, other := range c.regions {
-			if other.name == r.Name || other.key == key {
-				err = fault.New(fault.AlreadyExists, op, "the client has a region %q with this name or id", other.name)
-			}
-		}
-	}
-	if err != nil {
-		e.mu.Unlock()
+	if err := e.addRegion(op, id, reg, false); err != nil {
 		return wire.RegionInfo{}, err
 	}
-	reg.id, reg.client = e.id(), c
-	c.regions[reg.id] = reg // the place is taken before the lock is dropped
-	e.mu.Unlock()
-
 	for _, p := range e.o.Providers {
 		in, err := p.Register(m.Memory())
 		if err != nil {
-			for _, done := range reg.inner {
-				_ = done.Close() // nothing was granted on it yet
-			}
-			e.mu.Lock()
-			delete(c.regions, reg.id)
-			e.mu.Unlock()
+			_ = reg.deregister(e) // nothing was granted on it yet
 			fe := fault.From(op, err)
 			fe.Region = r.Name
 			return wire.RegionInfo{}, fe
 		}
 		reg.inner[p.Name()] = in
 	}
+	// It is known only when it is whole: whoever ends the client meanwhile does not see it, so it is ended here.
+	if err := e.addRegion(op, id, reg, true); err != nil {
+		_ = reg.deregister(e)
+		return wire.RegionInfo{}, err
+	}
 	return wire.RegionInfo{Region: reg.id, MemoryKind: m.Memory().Kind.String()}, nil
+}
+
+// addRegion checks whether a client may have one more region and, with insert, adds it.
+func (e *Engine) addRegion(op string, id ClientID, reg *region, insert bool) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	c, err := e.lookup(op, id)
+	if err != nil {
+		return err
+	}
+	if len(c.regions) >= e.o.Limits.Regions {
+		return fault.New(fault.ResourceExhausted, op, "%d regions, allowed %d", len(c.regions), e.o.Limits.Regions)
+	}
+	for _, other := range c.regions {
+		if other.name == reg.name || other.key == reg.key {
+			return fault.New(fault.AlreadyExists, op, "the client has a region %q with this name or id", other.name)
+		}
+	}
+	if insert {
+		reg.id, reg.client = e.id(), c
+		c.regions[reg.id] = reg
+	}
+	return nil
 }
 
 // DeregisterRegion fences and unmaps. Its cache must have been dropped.
@@ -205,14 +221,21 @@ func (e *Engine) RegisterCache(ctx context.Context, id ClientID, r wire.Register
 		e.mu.Unlock()
 		return none, nil, err
 	}
-	reg := c.regions[r.Region]
 	key := c.info.Tenant + "/" + r.Name
-	// A client that comes back finds its former connection's cache still being fenced: it waits for that.
-	e.awaitLocked(ctx, func() bool { old := e.names[key]; return old == nil || !old.client.gone })
-	switch {
-	case reg == nil || len(reg.inner) != len(e.o.Providers):
+	// A client that comes back finds its former connection's cache still being fenced: it waits for that. A
+	// quarantined one it would wait for in vain.
+	e.awaitLocked(ctx, func() bool { old := e.names[key]; return old == nil || !old.client.gone || old.stuck })
+	if c, err = e.lookup(op, id); err != nil { // gone while it waited
+		e.mu.Unlock()
+		return none, nil, err
+	}
+	reg := c.regions[r.Region]
+	switch old := e.names[key]; {
+	case reg == nil:
 		err = fault.New(fault.NotFound, op, "no region %d", r.Region)
-	case e.names[key] != nil:
+	case old != nil && old.client.gone && !old.stuck:
+		err = fault.From(op, ctx.Err())
+	case old != nil:
 		err = fault.New(fault.AlreadyExists, op, "a cache %q is registered on this node", r.Name)
 	case reg.cache != nil:
 		err = fault.New(fault.AlreadyExists, op, "cache %q lies in this region", reg.cache.name)
@@ -221,11 +244,11 @@ func (e *Engine) RegisterCache(ctx context.Context, id ClientID, r wire.Register
 		e.mu.Unlock()
 		return none, nil, err
 	}
-	ca := newCache(e, c, reg, r)
-	if err := ca.geometry.Validate(reg.mapping.Memory().Len); err != nil {
+	if err := (layout.Geometry{Layout: r.Layout, NumBlocks: r.NumBlocks}).Validate(reg.mapping.Memory().Len); err != nil {
 		e.mu.Unlock()
 		return none, nil, err
 	}
+	ca := newCache(e, c, reg, r)
 	ca.id = e.id()
 	e.names[key], reg.cache = ca, ca
 	e.mu.Unlock()
@@ -239,10 +262,22 @@ func (e *Engine) RegisterCache(ctx context.Context, id ClientID, r wire.Register
 		Name: key, Model: r.Model, NumBlocks: r.NumBlocks, LayoutDigest: ca.digest(),
 		Binding: blockdb.Binding{BootID: e.o.BootID, Dev: dev, Ino: ino, CacheID: ca.key},
 	}, vv)
+	ca.mu.Lock()
+	defer ca.mu.Unlock() // endCache waits here, so that it takes back what is announced and not the reverse
 	e.mu.Lock()
+	if err == nil && c.gone {
+		// ClientGone came before the cache was known; nobody else ends it.
+		e.mu.Unlock()
+		if derr := store.Detach(); derr != nil {
+			e.o.Logger.Error("cache of a dead client could not be ended", "cache", r.Name, "error", derr)
+		}
+		e.mu.Lock()
+		err = fault.New(fault.Closed, op, "the client is detached")
+	}
 	if err != nil {
 		delete(e.names, key)
 		reg.cache = nil
+		e.idle.Broadcast()
 		e.mu.Unlock()
 		return none, nil, err
 	}
@@ -279,6 +314,10 @@ func (e *Engine) endCache(ctx context.Context, ca *cache, code fault.Code) error
 		}
 	}
 	if err := ca.waitUnused(ctx); err != nil {
+		e.mu.Lock()
+		ca.stuck = ca.stuck || ctx.Err() == nil
+		e.idle.Broadcast()
+		e.mu.Unlock()
 		return err
 	}
 	e.mu.Lock()

@@ -13,6 +13,15 @@
 //
 // Invariants, each with the test that holds it:
 //   - blocks end COMMITTED with the source's bytes, or FREE behind a fence: TestPushOverTCP, TestEveryEndIsTyped
+//   - an end that meets a beginning ends it: TestBeginningsMeetTheCachesEnd, TestDrainMeetsBeginnings,
+//     TestClientGoneWhileItsRegionIsRegistered, TestClientGoneWhileItsCacheIsRegistered, TestLinkDownMeetsTheAnswer
+//   - every lease and push ends with exactly one event, and after it nothing is written: TestRandomTransfers
+//   - source blocks are HELD until the last completion, also without a link: TestHeldUntilTheCompletion
+//   - a fence that fails is never told as a fence, and Close ends all the same: TestFailedFenceQuarantinesTheMemory,
+//     TestCloseEndsWithoutCompletions
+//   - a peer that breaks the protocol loses its link and hurts nobody else: TestWrongAnswersEndThePush,
+//     TestEndedWithoutAReason, TestUnknownHandlesAreIgnored, TestBindIsChecked
+//   - a second BIND cannot move a fence: TestSecondBindNeverMovesTheFence
 //   - a client's memory is unmapped only after the last fence on it: TestClientDeathKeepsMemoryUntilFenced
 //   - blocks under a lease or held by a push are not leased again: TestBusyBlocksAreRefused
 //   - a ticket is bound once, and only with its secret: TestTicketIsBoundOnce

@@ -40,6 +40,8 @@ type Options struct {
 	Tracer    trace.Tracer
 	Logger    *slog.Logger
 	Limits    Limits // zero: DefaultLimits
+	// ProviderWait bounds how long Drain and Close wait for a provider that owes a fence or a completion. Zero: 10 s.
+	ProviderWait time.Duration
 }
 
 // Engine is a node's transfers. All methods are safe for concurrent use.
@@ -68,6 +70,9 @@ type Engine struct {
 func New(o Options) *Engine {
 	if o.Limits == (Limits{}) {
 		o.Limits = DefaultLimits
+	}
+	if o.ProviderWait == 0 {
+		o.ProviderWait = 10 * time.Second
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	e := &Engine{o: o, ctx: ctx, stop: stop,
@@ -104,7 +109,7 @@ func (e *Engine) Drain(ctx context.Context) {
 		p.cancel(fault.Draining)
 	}
 	// A fence never waits for a peer, so this is bounded; the limit only guards against a provider's defect.
-	bound, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	bound, cancel := context.WithTimeout(context.Background(), e.o.ProviderWait)
 	defer cancel()
 	e.waitIdle(bound)
 }
@@ -131,7 +136,8 @@ func (e *Engine) awaitLocked(ctx context.Context, done func() bool) {
 	}
 }
 
-// Close ends every client and stops the engine's goroutines. Providers and the store are the caller's to close.
+// Close ends every client and stops the engine's goroutines. Providers and the store are the caller's to close. Where
+// a provider owes a completion, Close gives up after ProviderWait: that memory stays mapped.
 func (e *Engine) Close() {
 	e.mu.Lock()
 	e.draining = true
@@ -143,10 +149,10 @@ func (e *Engine) Close() {
 	for _, id := range ids {
 		e.ClientGone(id)
 	}
+	bound, cancel := context.WithTimeout(context.Background(), e.o.ProviderWait)
+	defer cancel()
 	e.mu.Lock()
-	for len(e.clients) > 0 {
-		e.idle.Wait()
-	}
+	e.awaitLocked(bound, func() bool { return len(e.clients) == 0 })
 	e.mu.Unlock()
 	e.stop()
 	e.wg.Wait()
@@ -192,11 +198,6 @@ func (e *Engine) allPushes() []*push {
 // millis turns a wire duration into an instant from now.
 func (e *Engine) millis(ms int64) rdma.Instant {
 	return e.o.Clock.Now() + rdma.Instant(time.Duration(ms)*time.Millisecond)
-}
-
-// remaining turns an instant into wire milliseconds, at least 0.
-func (e *Engine) remaining(at rdma.Instant) int64 {
-	return max(0, int64(time.Duration(at-e.o.Clock.Now())/time.Millisecond))
 }
 
 // MaxWait is the longest lease or transfer, in milliseconds: a day.

@@ -34,7 +34,7 @@ const patience = 30 * time.Second
 
 // node is an engine with a real tcp provider and store; links to other nodes are pairs of channels.
 type node struct {
-	t        *testing.T
+	t        testing.TB
 	name     string
 	epoch    string
 	engine   *xfer.Engine
@@ -53,7 +53,7 @@ type network struct {
 	wg      sync.WaitGroup
 }
 
-func newNetwork(t *testing.T, names ...string) *network {
+func newNetwork(t testing.TB, names ...string) *network {
 	n := &network{nodes: map[string]*node{}}
 	for i, name := range names {
 		n.nodes[name] = newNode(t, n, name, fmt.Sprintf("%032x", i+1))
@@ -62,7 +62,7 @@ func newNetwork(t *testing.T, names ...string) *network {
 	return n
 }
 
-func newNode(t *testing.T, net0 *network, name, epoch string) *node {
+func newNode(t testing.TB, net0 *network, name, epoch string) *node {
 	clock := xfer.NewClock()
 	p, err := tcp.New(tcp.Options{Clock: clock, Lanes: 2})
 	require.NoError(t, err)
@@ -255,7 +255,7 @@ type memory struct {
 
 var inodes atomic.Uint64
 
-func newMemory(t *testing.T, n uint64) *memory {
+func newMemory(t testing.TB, n uint64) *memory {
 	b, err := unix.Mmap(-1, 0, int(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANON)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = unix.Munmap(b) })
@@ -270,7 +270,7 @@ func (m *memory) Close() error             { m.unmapped.Store(true); return nil 
 
 // worker is an attached client with one cache.
 type worker struct {
-	t      *testing.T
+	t      testing.TB
 	node   *node
 	id     xfer.ClientID
 	mem    *memory
@@ -285,11 +285,13 @@ type worker struct {
 	notes     map[uint64][]byte
 	transfers map[uint64]wire.TransferEvent
 	released  map[uint64]bool
+	ends      map[uint64]int // events that ended a lease or transfer; they share one row of numbers
+	onEvent   func()         // called by the engine's goroutine with each end
 }
 
-func newWorker(t *testing.T, nd *node, name string, l layout.Layout, blocks uint32) *worker {
+func newWorker(t testing.TB, nd *node, name string, l layout.Layout, blocks uint32) *worker {
 	w := &worker{t: t, node: nd, changed: make(chan struct{}), layers: map[uint64][]uint32{}, leases: map[uint64]wire.LeaseEvent{},
-		notes: map[uint64][]byte{}, transfers: map[uint64]wire.TransferEvent{}, released: map[uint64]bool{}}
+		notes: map[uint64][]byte{}, transfers: map[uint64]wire.TransferEvent{}, released: map[uint64]bool{}, ends: map[uint64]int{}}
 	var err error
 	w.id, err = nd.engine.AddClient(xfer.ClientInfo{Tenant: "default", Process: name}, w)
 	require.NoError(t, err)
@@ -321,11 +323,17 @@ func (w *worker) LayersVisible(v wire.LayersVisible) {
 }
 
 func (w *worker) LeaseEnded(ev wire.LeaseEvent, note []byte) {
-	w.note(func() { w.leases[ev.Lease], w.notes[ev.Lease] = ev, note })
+	if w.onEvent != nil {
+		w.onEvent()
+	}
+	w.note(func() { w.leases[ev.Lease], w.notes[ev.Lease] = ev, note; w.ends[ev.Lease]++ })
 }
 
 func (w *worker) TransferEnded(ev wire.TransferEvent) {
-	w.note(func() { w.transfers[ev.Transfer] = ev })
+	if w.onEvent != nil {
+		w.onEvent()
+	}
+	w.note(func() { w.transfers[ev.Transfer] = ev; w.ends[ev.Transfer]++ })
 }
 
 func (w *worker) Released(r wire.Released) { w.note(func() { w.released[r.Transfer] = true }) }

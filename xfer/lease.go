@@ -34,7 +34,8 @@ type lease struct {
 	effects []protocol.LeaseEffect
 	visible []uint32 // layers to report
 	stop    func() bool
-	bind    *bindRequest
+	bind    *bindRequest // the one that owns the lease
+	asking  *bindRequest // the one being answered
 	note    []byte
 	spans   receiveSpans
 }
@@ -44,6 +45,7 @@ type bindRequest struct {
 	ls       *linkState
 	request  uint64
 	transfer string
+	parent   string // traceparent
 	handle   uint64
 	key      rdma.Key
 }
@@ -72,7 +74,11 @@ func (e *Engine) Lease(ctx context.Context, id ClientID, r wire.LeaseRequest, bl
 	_, span := e.o.Tracer.Start(ctx, attr.SpanLease, trace.WithAttributes(attr.KeyCache.String(ca.name), attr.KeyBlocks.Int(len(blocks))))
 	defer span.End()
 
-	l := &lease{e: e, grantID: random16(), secret: random16(), cache: ca, client: ca.client, blocks: blocks}
+	deadline := e.millis(r.TTLMillis)
+	l := &lease{e: e, grantID: random16(), secret: random16(), cache: ca, client: ca.client, blocks: blocks,
+		m: protocol.NewLease(ca.spec.Layout.Layers, uint32(len(blocks)), ca.spec.Layout.PieceBytes(), deadline)}
+	l.mu.Lock() // events wait until the lease is granted
+	defer l.mu.Unlock()
 	e.mu.Lock()
 	c, err := e.lookup(op, id)
 	switch {
@@ -82,7 +88,10 @@ func (e *Engine) Lease(ctx context.Context, id ClientID, r wire.LeaseRequest, bl
 	case c.leases >= e.o.Limits.Leases:
 		err = fault.New(fault.ResourceExhausted, op, "%d leases, allowed %d", c.leases, e.o.Limits.Leases)
 	default:
-		c.leases++ // taken before the lock is dropped
+		// Drain and endCache find it from here on: what begins beside them is either refused or ended by them.
+		c.leases++
+		l.id = e.id()
+		e.leases[l.id], e.grants[l.grantID] = l, l
 	}
 	e.mu.Unlock()
 	if err != nil {
@@ -90,23 +99,19 @@ func (e *Engine) Lease(ctx context.Context, id ClientID, r wire.LeaseRequest, bl
 	}
 	l.generation, err = ca.grant(blockdb.LeaseRecord{LeaseID: l.grantID, Kind: blockdb.KindWrite, Blocks: blocks, TraceID: [16]byte(span.SpanContext().TraceID())})
 	if err != nil {
+		l.m.Step(nil, protocol.LeaseEvent{Kind: protocol.LeaseRevoke, Code: fault.CodeOf(err)}) // events that waited find it ended
 		e.mu.Lock()
 		c.leases--
+		delete(e.leases, l.id)
+		delete(e.grants, l.grantID)
+		e.idle.Broadcast()
 		e.mu.Unlock()
 		fail(span, err)
 		return wire.LeaseInfo{}, err
 	}
-	deadline := e.millis(r.TTLMillis)
-	l.m = protocol.NewLease(ca.spec.Layout.Layers, uint32(len(blocks)), ca.spec.Layout.PieceBytes(), deadline)
-	l.mu.Lock() // events wait until the lease is known everywhere
-	defer l.mu.Unlock()
-	e.mu.Lock()
-	l.id = e.id()
-	e.leases[l.id], e.grants[l.grantID] = l, l
-	e.mu.Unlock()
 	l.stop = e.o.Clock.AfterFunc(deadline, l.tick)
 	span.SetAttributes(attr.KeyLeaseID.String(hex16(l.grantID)))
-	t := wire.Ticket{Traceparent: r.Traceparent, Grants: []wire.TicketGrant{{Node: e.o.Node, Epoch: e.o.Epoch, Addr: e.o.Addr,
+	t := wire.Ticket{Traceparent: formatTraceparent(trace.SpanContextFromContext(ctx)), Grants: []wire.TicketGrant{{Node: e.o.Node, Epoch: e.o.Epoch, Addr: e.o.Addr,
 		Lease: hex16(l.grantID), Secret: l.secret[:], Blocks: uint32(len(blocks))}}}
 	return wire.LeaseInfo{Lease: l.id, Ticket: t.Encode(), Generation: l.generation}, nil
 }
@@ -163,8 +168,7 @@ func (l *lease) run(events ...protocol.LeaseEvent) {
 func (l *lease) apply(f protocol.LeaseEffect) {
 	switch f.Kind {
 	case protocol.LeaseRefuse:
-		b := l.bind
-		b.ls.refuse(b.request, l.err("bind", f.Code))
+		l.asking.ls.refuse(l.asking.request, l.err("bind", f.Code))
 	case protocol.LeaseOpenWindow:
 		l.openWindow(f.Deadline)
 	case protocol.LeaseLayer:
@@ -187,25 +191,35 @@ func (l *lease) apply(f protocol.LeaseEffect) {
 		l.cache.mu.Lock()
 		l.cache.quarantined = true
 		l.cache.mu.Unlock()
-		l.ended(l.failure(f.Code, true))
+		fe := l.failure(f.Code, true)
+		fe.Detail = "the fence failed: the blocks are quarantined until the daemon exits"
+		// ENDED would promise that nothing can land any more. The session's end is a second way to that.
+		b := l.bind
+		b.ls.dropLease(b.handle, b.key)
+		l.e.wg.Go(func() { b.ls.link.Close(fault.New(fault.Internal, "fence", "a fence failed")) })
+		l.ended(fe)
 	}
 }
 
 // openWindow grants the window and answers the bind. The lease is findable by its key before the answer leaves, so
 // no arrival can come too early.
 func (l *lease) openWindow(deadline rdma.Instant) {
-	b := l.bind
+	b := l.asking
+	l.spans.begin(l, b)
 	key, err := b.ls.link.Target().Grant(rdma.Window{
 		Region: l.cache.region.inner[b.ls.provider], Access: rdma.AccessWrite,
 		Bounds: layout.NewBounds(l.cache.geometry, l.blocks), Deadline: deadline,
 	})
 	if err != nil {
 		code := fault.CodeOf(err)
+		if code == fault.Closed { // this node closes a session only when its link has ended
+			code = fault.PeerLost
+		}
 		b.ls.refuse(b.request, l.err("bind", code))
 		l.queue = append(l.queue, protocol.LeaseEvent{Kind: protocol.LeaseWindowFailed, Code: code})
 		return
 	}
-	b.key = key
+	l.bind, b.key = b, key
 	b.handle = b.ls.addLease(key, l)
 	if deadline != l.m.GrantDeadline() {
 		l.stop()
@@ -213,7 +227,7 @@ func (l *lease) openWindow(deadline rdma.Instant) {
 	}
 	l.spans.bound(l)
 	b.ls.answer(b.request, wire.Bound{Handle: b.handle, Key: uint64(key), Layout: l.cache.spec.Layout, NumBlocks: l.cache.spec.NumBlocks,
-		RemainingMillis: l.e.remaining(deadline)}, wire.AppendU32s(nil, l.blocks))
+		RemainingMillis: max(1, ceilMillis(deadline-l.e.o.Clock.Now()))}, wire.AppendU32s(nil, l.blocks))
 }
 
 // fence runs outside the lock: it may wait for a system call in progress.
@@ -244,17 +258,23 @@ func (l *lease) commit() {
 
 // ended tells everybody and forgets the lease. The blocks are fenced, or quarantined.
 func (l *lease) ended(failure *fault.Error) {
-	ev := wire.LeaseEvent{Lease: l.id, Generation: l.generation, Bytes: l.m.Bytes()}
+	ev := wire.LeaseEvent{Lease: l.id, Bytes: l.m.Bytes()}
 	code := fault.Code(0)
 	if failure != nil {
 		ev.Error, code = fault.ToWire(failure), failure.Code
+	} else {
+		ev.Generation = l.generation
 	}
-	if b := l.bind; b != nil && b.handle != 0 {
+	past := code
+	if b := l.bind; b != nil {
+		past = fault.TicketBound
 		ev.TransferID, ev.Peer, ev.Provider = b.transfer, b.ls.link.Peer().Node, b.ls.provider
 		b.ls.dropLease(b.handle, b.key)
-		if failure == nil {
+		switch {
+		case l.m.Phase() == protocol.LeaseQuarantined:
+		case failure == nil:
 			b.ls.send(wire.KindDone, wire.Done{Handle: b.handle, Bytes: ev.Bytes}, nil)
-		} else {
+		default:
 			b.ls.send(wire.KindEnded, wire.Ended{Handle: b.handle, Error: ev.Error}, nil)
 		}
 	}
@@ -268,19 +288,19 @@ func (l *lease) ended(failure *fault.Error) {
 		l.client.sink.LayersVisible(wire.LayersVisible{Lease: l.id, Layers: l.visible})
 		l.visible = nil
 	}
+	e := l.e
+	e.mu.Lock()
+	delete(e.grants, l.grantID)
+	e.past.add(l.grantID, past, l.secret)
+	l.client.leases-- // who hears of the end may ask for the next one
+	e.mu.Unlock()
 	l.client.sink.LeaseEnded(ev, note)
 	if failure != nil {
 		l.e.o.Logger.Info("lease ended", "lease", hex16(l.grantID), "cache", l.cache.name, "transfer", ev.TransferID, "result", code.String())
 	}
-	e := l.e
-	e.mu.Lock()
-	delete(e.leases, l.id)
-	delete(e.grants, l.grantID)
-	e.past.add(l.grantID, code, l.secret)
-	l.client.leases--
-	e.mu.Unlock()
 	l.cache.unuse()
 	e.mu.Lock()
+	delete(e.leases, l.id)
 	e.idle.Broadcast()
 	e.mu.Unlock()
 }
@@ -295,7 +315,7 @@ func (l *lease) err(op string, code fault.Code) *fault.Error {
 
 func (l *lease) failure(code fault.Code, wrote bool) *fault.Error {
 	fe := &fault.Error{Code: code, Op: "lease", Region: l.cache.name, MayHaveWritten: wrote}
-	if l.bind != nil && l.bind.handle != 0 {
+	if l.bind != nil {
 		fe.Peer = l.bind.ls.link.Peer().Node
 	}
 	return fe
@@ -313,21 +333,19 @@ func (e *Engine) onBind(ls *linkState, request uint64, b wire.Bind) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	held := l.bind
-	l.bind = &bindRequest{ls: ls, request: request, transfer: b.Transfer}
-	l.spans.begin(l, b.Traceparent, l.bind)
+	// Only an open window makes it the owner: a second one must not lead the first one's fence elsewhere.
+	l.asking = &bindRequest{ls: ls, request: request, transfer: b.Transfer, parent: b.Traceparent}
 	l.run(protocol.LeaseEvent{Kind: protocol.LeaseBind, Deadline: e.millis(b.RemainingMillis)})
-	if held != nil {
-		l.bind = held // the second one was refused; the first one stays the owner
-	}
+	l.asking = nil
 }
 
 func (e *Engine) checkBind(ls *linkState, b wire.Bind) (*lease, error) {
-	id, ok := parseHex16(b.Lease)
-	if !ok {
-		return nil, fault.Invalid("bind", "lease", "want 32 hex digits")
+	if err := b.Validate(); err != nil {
+		return nil, err
 	}
+	id, _ := parseHex16(b.Lease)
 	e.mu.Lock()
+	draining := e.draining
 	l := e.grants[id]
 	past, known := e.past.find(id, b.Secret)
 	e.mu.Unlock()
@@ -340,11 +358,8 @@ func (e *Engine) checkBind(ls *linkState, b wire.Bind) (*lease, error) {
 	if ls.link.Peer().Tenant != l.client.info.Tenant {
 		return nil, fault.New(fault.PermissionDenied, "bind", "the lease belongs to another tenant")
 	}
-	if err := checkMillis("bind", "remaining_ms", b.RemainingMillis); err != nil {
-		return nil, err
-	}
-	if err := b.Layout.Validate(); err != nil {
-		return nil, err
+	if draining {
+		return nil, fault.New(fault.Draining, "bind", "node %s is shutting down", e.o.Node)
 	}
 	src := layout.Identity{Model: b.Model, Revision: b.Revision, Compat: b.Compat}
 	if err := layout.Compare(b.Layout, l.cache.spec.Layout, src, l.cache.identity()); err != nil {
@@ -370,9 +385,6 @@ type pastLeases struct {
 func (p *pastLeases) add(id blockdb.LeaseID, code fault.Code, secret [16]byte) {
 	if p.at == nil {
 		p.at = map[blockdb.LeaseID]int{}
-	}
-	if code == 0 {
-		code = fault.TicketBound
 	}
 	slot := &p.ring[p.next]
 	delete(p.at, slot.id)

@@ -32,7 +32,7 @@ func (e *Engine) LinkUp(l Link) {
 	ls := &linkState{e: e, link: l, provider: name, binding: map[uint64]*push{}, pushes: map[uint64]*push{},
 		leases: map[uint64]*lease{}, windows: map[rdma.Key]*lease{}}
 	if init := l.Initiator(); init != nil {
-		ls.out = newOutQueue(e, init, e.caps(name))
+		ls.out = newOutQueue(e, l, init, e.caps(name))
 	}
 	e.mu.Lock()
 	e.links[l], e.sessions[l.Session()] = ls, ls
@@ -129,6 +129,9 @@ func (ls *linkState) frame(f wire.Frame) error {
 		if err := f.Decode(&d); err != nil {
 			return err
 		}
+		if d.Error == nil {
+			return fault.New(fault.ProtocolViolation, "link", "ENDED without an error")
+		}
 		if p := ls.takePush(d.Handle); p != nil {
 			p.peerEnded(fault.From("push", fault.FromWire(d.Error)))
 		}
@@ -180,7 +183,9 @@ func (ls *linkState) frame(f wire.Frame) error {
 func (ls *linkState) bindAnswer(f wire.Frame) error {
 	ls.mu.Lock()
 	p := ls.binding[f.Request]
-	delete(ls.binding, f.Request)
+	if f.Kind == wire.KindError {
+		delete(ls.binding, f.Request)
+	}
 	ls.mu.Unlock()
 	if p == nil {
 		if f.Request == 0 {
@@ -196,25 +201,42 @@ func (ls *linkState) bindAnswer(f wire.Frame) error {
 		p.refused(fault.FromWire(&w))
 		return nil
 	}
-	var b wire.Bound
-	if err := f.Decode(&b); err != nil {
-		return err
+	b, blocks, err := ls.readBound(f)
+	if err == nil {
+		err = ls.addPush(f.Request, b.Handle, p)
 	}
-	blocks, err := wire.U32s("blocks", f.Array)
 	if err != nil {
-		return err
+		fe := fault.New(fault.ProtocolViolation, "bind", "the answer cannot be used: %s", err)
+		p.refused(fe)
+		return fe
 	}
-	dst := layout.Geometry{Layout: b.Layout, NumBlocks: b.NumBlocks}
-	if err := dst.Validate(^uint64(0)); err != nil {
-		return err
+	p.bound(ls, b.Handle, rdma.Key(b.Key), layout.Geometry{Layout: b.Layout, NumBlocks: b.NumBlocks}, blocks)
+	return nil
+}
+
+// readBound reads and checks BOUND: a wrong one would make the source read and write by a geometry that overflows.
+func (ls *linkState) readBound(f wire.Frame) (b wire.Bound, blocks []uint32, err error) {
+	if err = f.Decode(&b); err != nil {
+		return b, nil, err
 	}
-	if err := dst.CheckBlocks("bind", blocks); err != nil {
-		return err
+	if err = b.Validate(); err != nil {
+		return b, nil, err
 	}
+	if blocks, err = wire.U32s("blocks", f.Array); err != nil {
+		return b, nil, err
+	}
+	return b, blocks, layout.Geometry{Layout: b.Layout, NumBlocks: b.NumBlocks}.CheckBlocks("bind", blocks)
+}
+
+// addPush moves a push from the table of requests to that of handles; LinkDown finds it in one of them at any time.
+func (ls *linkState) addPush(request, handle uint64, p *push) error {
 	ls.mu.Lock()
-	ls.pushes[b.Handle] = p
-	ls.mu.Unlock()
-	p.bound(ls, b.Handle, rdma.Key(b.Key), dst, blocks)
+	defer ls.mu.Unlock()
+	if handle == 0 || ls.pushes[handle] != nil {
+		return fault.New(fault.ProtocolViolation, "bind", "handle %d is 0 or in use", handle)
+	}
+	delete(ls.binding, request)
+	ls.pushes[handle] = p
 	return nil
 }
 

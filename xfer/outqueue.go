@@ -1,6 +1,7 @@
 package xfer
 
 import (
+	"slices"
 	"sync"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
@@ -21,6 +22,7 @@ const (
 // provider's window goes.
 type outQueue struct {
 	e    *Engine
+	link Link
 	init rdma.Initiator
 	caps rdma.Caps
 
@@ -30,7 +32,9 @@ type outQueue struct {
 	slots  []slot
 	free   []uint32
 	flying int
+	bytes  uint64 // of what is flying
 	closed bool
+	ended  bool                  // the session said so before the link did
 	ranges [opBatch][]rdma.Range // scratch; Post copies
 	ops    [opBatch]rdma.Op
 }
@@ -50,11 +54,12 @@ type outParts struct {
 type slot struct {
 	owner *outParts
 	part  outPart
+	bytes uint64
 	age   uint32
 }
 
-func newOutQueue(e *Engine, init rdma.Initiator, caps rdma.Caps) *outQueue {
-	return &outQueue{e: e, init: init, caps: caps, of: map[*push]*outParts{}}
+func newOutQueue(e *Engine, link Link, init rdma.Initiator, caps rdma.Caps) *outQueue {
+	return &outQueue{e: e, link: link, init: init, caps: caps, of: map[*push]*outParts{}}
 }
 
 // add queues a part and posts what fits. The caller holds the push's lock.
@@ -122,12 +127,15 @@ func (q *outQueue) fail(parts []failure) {
 // pump posts until the window is full or nothing is left. The caller holds q.mu.
 func (q *outQueue) pump() (failed []failure) {
 	for !q.closed && len(q.turn) > 0 {
-		n := q.build()
+		n, full := q.build()
+		if n == 0 && full {
+			return failed
+		}
 		if n == 0 {
 			continue
 		}
 		posted, err := q.init.Post(q.ops[:n])
-		for i := posted; i < n; i++ { // not taken: back to the front of its push's parts
+		for i := n - 1; i >= posted; i-- { // not taken: back to the front of its push's parts
 			s := uint32(q.ops[i].ID)
 			o, part := q.slots[s].owner, q.slots[s].part
 			q.release(s)
@@ -136,10 +144,15 @@ func (q *outQueue) pump() (failed []failure) {
 				if code == fault.Closed {
 					code = fault.PeerLost
 				}
+				if code == fault.PeerLost && !q.ended { // its EventDown may have come before LinkUp: no push is to find it again
+					q.ended = true
+					q.e.wg.Go(func() { q.link.Close(fault.New(fault.PeerLost, "session", "the payload session ended")) })
+				}
 				failed = append(failed, failure{o.p, part, code})
 				continue
 			}
-			o.parts = append([]outPart{part}, o.parts...)
+			o.parts = slices.Insert(o.parts, 0, part)
+			q.of[o.p] = o // release may have dropped it
 			if !o.waiting {
 				o.waiting = true
 				q.turn = append(q.turn, o)
@@ -155,18 +168,24 @@ func (q *outQueue) pump() (failed []failure) {
 	return failed
 }
 
-// build makes up to opBatch operations, taking pushes in turn, and returns their number.
-func (q *outQueue) build() int {
-	n := 0
+// build makes up to opBatch operations, taking pushes in turn, and returns their number. It stops where the provider's
+// window is full: what Post would refuse would be worked out for every completion again.
+func (q *outQueue) build() (n int, full bool) {
 	for n < opBatch && len(q.turn) > 0 {
 		o := q.turn[0]
-		q.turn = q.turn[1:]
-		if o.waiting = len(o.parts) > 0; !o.waiting {
+		if len(o.parts) == 0 {
+			o.waiting = false
+			q.turn = q.turn[1:]
 			continue
 		}
 		p := o.p
 		part := &o.parts[0]
 		count := min(part.count, p.plan.opPieces)
+		bytes := uint64(count) * p.cache.geometry.Layout.PieceBytes()
+		if q.flying > 0 && (q.flying >= q.caps.MaxInFlight || q.bytes+bytes > q.caps.MaxInFlightLen) {
+			return n, true
+		}
+		q.turn = q.turn[1:]
 		take := outPart{part.layer, part.first, count}
 		part.first += count
 		if part.count -= count; part.count == 0 {
@@ -176,14 +195,14 @@ func (q *outQueue) build() int {
 			q.turn = append(q.turn, o)
 		}
 		q.ranges[n] = layout.Ranges(q.ranges[n][:0], p.cache.geometry, p.dst, p.blocks, p.dstBlock, take.layer, take.first, count)
-		q.ops[n] = rdma.Op{Kind: rdma.OpWrite, ID: q.acquire(o, take), Local: p.cache.region.inner[p.ls.provider], Remote: p.key,
+		q.ops[n] = rdma.Op{Kind: rdma.OpWrite, ID: q.acquire(o, take, bytes), Local: p.cache.region.inner[p.ls.provider], Remote: p.key,
 			Ranges: q.ranges[n], Tag: uint64(layout.NewTag(take.layer, take.first, count))}
 		n++
 	}
-	return n
+	return n, false
 }
 
-func (q *outQueue) acquire(o *outParts, part outPart) uint64 {
+func (q *outQueue) acquire(o *outParts, part outPart, bytes uint64) uint64 {
 	var i uint32
 	if n := len(q.free); n > 0 {
 		i, q.free = q.free[n-1], q.free[:n-1]
@@ -191,9 +210,10 @@ func (q *outQueue) acquire(o *outParts, part outPart) uint64 {
 		i = uint32(len(q.slots))
 		q.slots = append(q.slots, slot{})
 	}
-	q.slots[i].owner, q.slots[i].part = o, part
+	q.slots[i].owner, q.slots[i].part, q.slots[i].bytes = o, part, bytes
 	o.flying[i] = struct{}{}
 	q.flying++
+	q.bytes += bytes
 	return opID(i, q.slots[i].age)
 }
 
@@ -207,6 +227,7 @@ func (q *outQueue) release(i uint32) {
 	s.age++
 	q.free = append(q.free, i)
 	q.flying--
+	q.bytes -= s.bytes
 }
 
 // completed takes a completion of the provider, tells its push and posts what fits now.

@@ -93,6 +93,10 @@ func (e *Engine) Push(id ClientID, r wire.PushRequest, blocks []uint32) (wire.Pu
 		begun: now, deadline: e.millis(r.TimeoutMillis)}
 	p.m = protocol.NewPush(ca.spec.Layout.Layers, uint32(len(blocks)), p.deadline)
 
+	dial, cancel := context.WithTimeout(e.ctx, time.Duration(r.TimeoutMillis)*time.Millisecond)
+	p.cancelDial = cancel
+	p.mu.Lock() // events wait until the blocks are held
+	defer p.mu.Unlock()
 	e.mu.Lock()
 	c, err := e.lookup(op, id)
 	switch {
@@ -102,16 +106,23 @@ func (e *Engine) Push(id ClientID, r wire.PushRequest, blocks []uint32) (wire.Pu
 	case c.pushes >= e.o.Limits.Pushes:
 		err = fault.New(fault.ResourceExhausted, op, "%d transfers, allowed %d", c.pushes, e.o.Limits.Pushes)
 	default:
+		// Drain and endCache find it from here on: what begins beside them is either refused or ended by them.
 		c.pushes++
+		p.id = e.id()
+		e.pushes[p.id] = p
 	}
 	e.mu.Unlock()
 	if err != nil {
+		cancel()
 		return wire.PushInfo{}, err
 	}
 	if err := ca.hold(blocks); err != nil {
+		cancel()
+		p.m.Step(nil, protocol.PushEvent{Kind: protocol.PushCancel, Code: fault.CodeOf(err)}) // events that waited find it ended
 		e.mu.Lock()
 		c.pushes--
 		e.mu.Unlock()
+		p.forget()
 		return wire.PushInfo{}, err
 	}
 	if r.Traceparent == "" {
@@ -119,21 +130,13 @@ func (e *Engine) Push(id ClientID, r wire.PushRequest, blocks []uint32) (wire.Pu
 	}
 	info := p.spans.begin(p, r.Traceparent, r.SpanID)
 
-	dial, cancel := context.WithTimeout(e.ctx, time.Duration(r.TimeoutMillis)*time.Millisecond)
-	p.cancelDial = cancel
-	p.mu.Lock()
-	e.mu.Lock()
-	p.id = e.id()
-	e.pushes[p.id] = p
-	e.mu.Unlock()
 	p.stops = append(p.stops, e.o.Clock.AfterFunc(p.deadline, p.tick))
 	if !r.Layerwise { // everything is ready now; FINISH still comes from the client, with its notification
 		for layer := range ca.spec.Layout.Layers {
 			p.run(protocol.PushEvent{Kind: protocol.PushLayer, Layer: layer})
 		}
 	}
-	p.mu.Unlock()
-	e.wg.Go(func() { p.connect(dial) })
+	e.wg.Go(func() { p.connect(dial) }) // before the lock is dropped: while the push runs, Close waits
 	info.Transfer, info.TransferID = p.id, hex16(p.transferID)
 	return info, nil
 }
@@ -159,11 +162,20 @@ func (p *push) connect(ctx context.Context) {
 	}
 	p.ls = ls
 	p.spans.binding(p)
+	remaining := p.deadline - p.e.o.Clock.Now()
+	if remaining < rdma.Instant(time.Millisecond) {
+		return // too late to ask; the deadline ends it
+	}
 	ls.sendFrame(wire.KindBind, p.id, wire.Bind{
 		Lease: g.Lease, Secret: g.Secret, Transfer: hex16(p.transferID), Attempt: 1,
 		Model: p.cache.spec.Model, Revision: p.cache.spec.Revision, Compat: p.cache.spec.Compat, Layout: p.cache.spec.Layout,
-		Blocks: uint32(len(p.blocks)), RemainingMillis: max(1, p.e.remaining(p.deadline)), Traceparent: p.spans.traceparent(),
+		Blocks: uint32(len(p.blocks)), RemainingMillis: ceilMillis(remaining), Traceparent: p.spans.traceparent(),
 	}, nil)
+}
+
+// ceilMillis rounds up, so that the target does not end the transfer before its source does.
+func ceilMillis(d rdma.Instant) int64 {
+	return int64((time.Duration(d) + time.Millisecond - 1) / time.Millisecond)
 }
 
 // bound takes the target's answer. The geometries were compared by the target; the source compares again, since a
@@ -205,8 +217,7 @@ func (p *push) hear(fe *fault.Error) {
 }
 
 func (p *push) cancel(code fault.Code) {
-	p.cancelDial()
-	p.step(protocol.PushEvent{Kind: protocol.PushCancel, Code: code})
+	p.step(protocol.PushEvent{Kind: protocol.PushCancel, Code: code}) // its end ends the dial, not the reverse
 }
 
 func (p *push) tick() { p.step(protocol.PushEvent{Kind: protocol.PushTick}) }
@@ -249,15 +260,22 @@ func (p *push) apply(f protocol.PushEffect, now rdma.Instant) {
 		p.ls.send(wire.KindFin, wire.Fin{Handle: p.handle, Pieces: p.m.Placed()}, p.note)
 	case protocol.PushSendAbort:
 		p.ls.send(wire.KindAbort, wire.Abort{Handle: p.handle, Error: fault.ToWire(&fault.Error{Code: f.Code, Op: "push"})}, nil)
+		p.ls.takePush(p.handle) // the handle means nothing any more
 	case protocol.PushTickAt:
 		p.stops = append(p.stops, p.e.o.Clock.AfterFunc(f.At, p.tick))
 	case protocol.PushReleaseOwn:
 		p.cache.unhold(p.blocks)
-		p.forget()
+		p.e.mu.Lock()
+		p.client.pushes-- // who hears of the end may ask for the next one
+		p.e.mu.Unlock()
 	case protocol.PushResult:
 		p.result(f)
+		if f.Released {
+			p.forget()
+		}
 	case protocol.PushReleased:
 		p.client.sink.Released(wire.Released{Transfer: p.id})
+		p.forget()
 	case protocol.PushViolation:
 		ls := p.ls
 		p.e.wg.Go(func() {
@@ -268,6 +286,7 @@ func (p *push) apply(f protocol.PushEffect, now rdma.Instant) {
 
 // forget takes the push out of every table; a late BOUND still finds it and is answered with ABORT.
 func (p *push) forget() {
+	p.cancelDial()
 	for _, stop := range p.stops {
 		stop()
 	}
@@ -277,7 +296,6 @@ func (p *push) forget() {
 	e := p.e
 	e.mu.Lock()
 	delete(e.pushes, p.id)
-	p.client.pushes--
 	e.idle.Broadcast()
 	e.mu.Unlock()
 }

@@ -160,6 +160,9 @@ func (s *sendSpans) finishing(p *push) { s.fin = s.start(p, attr.SpanFin) }
 
 func (s *sendSpans) ended(p *push, failure *fault.Error) {
 	s.layers.endAll(failure)
+	if s.bind != nil { // it may have ended before the answer came
+		s.bind.End()
+	}
 	if s.fin != nil {
 		s.fin.End()
 	}
@@ -185,11 +188,8 @@ type receiveSpans struct {
 }
 
 // begin starts the bind span below the source's push span.
-func (s *receiveSpans) begin(l *lease, traceparent string, b *bindRequest) {
-	if s.ctx != nil {
-		return // a second bind, which will be refused
-	}
-	s.ctx = remoteContext(context.Background(), traceparent)
+func (s *receiveSpans) begin(l *lease, b *bindRequest) {
+	s.ctx = remoteContext(context.Background(), b.parent)
 	s.bind = s.start(l, attr.SpanBind, attr.KeyTransferID.String(b.transfer), attr.KeyPeer.String(b.ls.link.Peer().Node))
 }
 

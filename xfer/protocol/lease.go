@@ -229,9 +229,11 @@ func (l *Lease) fenced(out []LeaseEffect, ok bool) []LeaseEffect {
 		return out
 	case !ok:
 		l.phase = LeaseQuarantined
-		if l.outcome == 0 {
-			l.outcome = fault.Internal
+		if l.outcome == 0 { // it was to be committed
+			out = append(out, LeaseEffect{Kind: LeaseLogRevoke})
 		}
+		// Any other code would tell the owner that its blocks are fenced.
+		l.outcome = fault.Internal
 		return append(out, LeaseEffect{Kind: LeaseQuarantine, Code: l.outcome, Wrote: true})
 	case l.outcome == 0:
 		l.phase = LeaseCommitted

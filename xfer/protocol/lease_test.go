@@ -120,6 +120,7 @@ func TestFailedFenceQuarantines(t *testing.T) {
 	kinds(l, bind(1, 200), protocol.LeaseEvent{Kind: protocol.LeasePeerLost})
 	assert.Equal(t, []protocol.LeaseEffectKind{protocol.LeaseQuarantine}, kinds(l, protocol.LeaseEvent{Kind: protocol.LeaseFenced}))
 	assert.Equal(t, protocol.LeaseQuarantined, l.Phase())
+	assert.Equal(t, fault.Internal, l.Outcome(), "any other code would say that the blocks are fenced")
 }
 
 func TestWindowThatCannotOpenNeedsNoFence(t *testing.T) {

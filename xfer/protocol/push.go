@@ -276,7 +276,7 @@ func (p *Push) fail(out []PushEffect, now rdma.Instant, code fault.Code) []PushE
 	p.phase, p.code, p.early = PushClosing, code, nil
 	p.reportBy = now + ReleaseGrace
 	if code == fault.StaleKey && !p.peerOver {
-		p.awaiting, p.reportBy = true, now+ReasonGrace
+		p.awaiting, p.reportBy = true, min(now+ReasonGrace, max(p.deadline, now)) // a call ends by its deadline
 	}
 	if p.outstanding == 0 && !p.awaiting {
 		return p.released(out)

@@ -135,3 +135,13 @@ func TestVanishedWindowWaitsForItsReason(t *testing.T) {
 	assert.Equal(t, fault.StaleKey, out[len(out)-1].Code, "the reason never came")
 	assert.Equal(t, protocol.PushEnded, p.Phase())
 }
+
+func TestWaitForTheReasonEndsByTheDeadline(t *testing.T) {
+	p := protocol.NewPush(1, 1, 1000)
+	out := steps(p, bound, layer(0, 0, 1), protocol.PushEvent{Kind: protocol.PushCompletion, Now: 990, Count: 1, Code: fault.StaleKey})
+	require.Len(t, out, 1)
+	assert.Equal(t, protocol.PushEffect{Kind: protocol.PushTickAt, At: 1000}, out[0])
+	out = steps(p, protocol.PushEvent{Kind: protocol.PushTick, Now: 1000})
+	assert.Equal(t, fault.StaleKey, out[len(out)-1].Code)
+	assert.Equal(t, protocol.PushEnded, p.Phase())
+}
