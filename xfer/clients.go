@@ -221,7 +221,7 @@ func (e *Engine) RegisterCache(ctx context.Context, id ClientID, r wire.Register
 		e.mu.Unlock()
 		return none, nil, err
 	}
-	key := c.info.Tenant + "/" + r.Name
+	key := r.Name // unique on the node whatever the tenant: the directory and the journal know it by this name
 	// A client that comes back finds its former connection's cache still being fenced: it waits for that. A
 	// quarantined one it would wait for in vain.
 	e.awaitLocked(ctx, func() bool { old := e.names[key]; return old == nil || !old.client.gone || old.stuck })
@@ -335,7 +335,7 @@ func (e *Engine) endCache(ctx context.Context, ca *cache, code fault.Code) error
 	err := end()
 	e.o.Directory.DropCache(ca.name)
 	e.mu.Lock()
-	delete(e.names, ca.client.info.Tenant+"/"+ca.name)
+	delete(e.names, ca.name)
 	ca.region.cache = nil
 	e.idle.Broadcast()
 	e.mu.Unlock()

@@ -56,7 +56,7 @@ type Engine struct {
 	draining bool
 	clients  map[ClientID]*client
 	caches   map[uint64]*cache
-	names    map[string]*cache // by tenant and name
+	names    map[string]*cache // by name
 	leases   map[uint64]*lease
 	grants   map[blockdb.LeaseID]*lease
 	pushes   map[uint64]*push

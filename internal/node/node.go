@@ -208,7 +208,10 @@ func (n *Node) startEngine(context.Context) error {
 	if ap, ok := listener.Addr().(*net.TCPAddr); ok && !ap.IP.IsLoopback() {
 		n.log.Warn("peer connections are neither encrypted nor authenticated: use a network you trust", "listen", listener.Addr().String())
 	}
-	dir := &directory{reg: n.dir, log: n.log}
+	dir := newDirectory(n.dir, n.log)
+	ctx, stop := context.WithCancel(context.Background())
+	n.later(stop)
+	n.wg.Go(func() { dir.run(ctx) })
 	n.engine = xfer.New(xfer.Options{
 		Node: n.cfg.Node, Epoch: n.inc.Epoch(), BootID: n.inc.BootID(), Addr: n.info.PeerAddr, Clock: clock,
 		Providers: []rdma.Provider{provider}, Store: n.store, Directory: dir, Tracer: n.tel.Tracer(), Logger: n.log,
