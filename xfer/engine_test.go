@@ -135,7 +135,10 @@ func TestEveryEndIsTyped(t *testing.T) {
 		"finish too early": {end: func(_ *network, src, _ *worker, _, transfer uint64) {
 			src.node.engine.PushFinish(src.id, transfer, nil)
 		}, source: fault.InvalidArgument, target: fault.InvalidArgument},
-		"cache is dropped": {end: func(_ *network, _, dst *worker, _, _ uint64) {
+		"source's cache is dropped": {end: func(_ *network, src, _ *worker, _, _ uint64) {
+			_ = src.node.engine.DropCache(context.Background(), src.id, src.cache)
+		}, source: fault.Cancelled, target: fault.Cancelled},
+		"target's cache is dropped": {end: func(_ *network, _, dst *worker, _, _ uint64) {
 			_ = dst.node.engine.DropCache(context.Background(), dst.id, dst.cache)
 		}, source: fault.LeaseRevoked, target: fault.LeaseRevoked},
 	} {
