@@ -74,7 +74,7 @@ def nats(tmp_path: Path) -> Iterator[NatsServer]:
 
 
 @pytest.fixture
-def nodes(daemon: Start, nats: NatsServer) -> tuple[Daemon, Daemon]:
+def nodes(nats: NatsServer, daemon: Start) -> tuple[Daemon, Daemon]:
     """A prefill and a decode node whose registry outlives both."""
     return daemon("prefill", "--nats", nats.url), daemon("decode", "--nats", nats.url)
 

@@ -114,6 +114,10 @@ class Service:
         """Wait for a lease's end; the bytes placed."""
         return self.leases[lease].wait().bytes
 
+    def visible(self, lease: int) -> list[int]:
+        """The layers that are there."""
+        return self.leases[lease].visible_layers()
+
     def exit(self) -> None:
         """End the process without closing anything."""
         os._exit(0)
