@@ -25,13 +25,15 @@ PATIENCE = 60.0
 """Seconds after which a wait counts as failed. Nothing that works takes anywhere near it."""
 
 
-def until(what: str, condition: Callable[[], object], patience: float = PATIENCE) -> None:
-    """Wait until the condition holds; fail naming what was waited for."""
+def until(
+    what: str, condition: Callable[[], object], patience: float = PATIENCE, pause: float = 0.01
+) -> None:
+    """Wait until the condition holds, looking every ``pause`` seconds; fail naming what was waited for."""
     deadline = time.monotonic() + patience
     while not condition():
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {patience:.0f} s for {what}")
-        time.sleep(0.01)
+        time.sleep(pause)
 
 
 class Daemon:
