@@ -158,6 +158,9 @@ func (ca *cache) states() (wire.BlocksInfo, []byte, error) {
 	info := wire.BlocksInfo{Total: ca.geometry.NumBlocks}
 	var out []wire.BlockEntry
 	ca.store.Blocks(func(r blockdb.Record) bool {
+		if ca.held[r.Block] > 0 {
+			return true // a committed block that is being sent counts once, as HELD
+		}
 		switch r.State {
 		case blockdb.Leased:
 			info.Leased++

@@ -298,7 +298,7 @@ func (e *Engine) DropCache(ctx context.Context, id ClientID, cacheID uint64) err
 	return e.endCache(ctx, ca, fault.LeaseRevoked)
 }
 
-// endCache is the one way a cache ends. A second caller waits for the first.
+// endCache is the one way a cache ends: code is what its leases end with. A second caller waits for the first.
 func (e *Engine) endCache(ctx context.Context, ca *cache, code fault.Code) error {
 	ca.mu.Lock()
 	ca.ending = true // nothing new begins from here on
@@ -308,9 +308,13 @@ func (e *Engine) endCache(ctx context.Context, ca *cache, code fault.Code) error
 			l.revoke(code)
 		}
 	}
+	pushCode := code
+	if code == fault.LeaseRevoked { // which a source hears when the target took its blocks back
+		pushCode = fault.Cancelled
+	}
 	for _, p := range e.allPushes() {
 		if p.cache == ca {
-			p.cancel(code)
+			p.cancel(pushCode)
 		}
 	}
 	if err := ca.waitUnused(ctx); err != nil {

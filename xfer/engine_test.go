@@ -135,7 +135,10 @@ func TestEveryEndIsTyped(t *testing.T) {
 		"finish too early": {end: func(_ *network, src, _ *worker, _, transfer uint64) {
 			src.node.engine.PushFinish(src.id, transfer, nil)
 		}, source: fault.InvalidArgument, target: fault.InvalidArgument},
-		"cache is dropped": {end: func(_ *network, _, dst *worker, _, _ uint64) {
+		"source's cache is dropped": {end: func(_ *network, src, _ *worker, _, _ uint64) {
+			_ = src.node.engine.DropCache(context.Background(), src.id, src.cache)
+		}, source: fault.Cancelled, target: fault.Cancelled},
+		"target's cache is dropped": {end: func(_ *network, _, dst *worker, _, _ uint64) {
 			_ = dst.node.engine.DropCache(context.Background(), dst.id, dst.cache)
 		}, source: fault.LeaseRevoked, target: fault.LeaseRevoked},
 	} {
@@ -233,6 +236,27 @@ func TestBusyBlocksAreRefused(t *testing.T) {
 	assert.NoError(t, ask(src, 6))
 	dst.leaseEnd(lease.Lease)
 	assert.NoError(t, ask(dst, 2, 3))
+}
+
+// TestCommittedBlockThatIsSentCountsOnce looks at a block that was received and is now a source.
+func TestCommittedBlockThatIsSentCountsOnce(t *testing.T) {
+	net := newNetwork(t, "prefill", "decode")
+	src := newWorker(t, net.nodes["prefill"], "p", small, 8)
+	dst := newWorker(t, net.nodes["decode"], "d", small, 8)
+	first := dst.lease(time.Hour, 1, 2)
+	transfer := src.push(first.Ticket, time.Hour, 5, 6)
+	for layer := range small.Layers {
+		src.layer(transfer, layer)
+	}
+	src.node.engine.PushFinish(src.id, transfer, nil)
+	require.Nil(t, dst.leaseEnd(first.Lease).Error)
+
+	dst.push(src.lease(time.Hour, 0).Ticket, time.Hour, 2)
+	info, entries, err := dst.node.engine.Blocks(dst.id, dst.cache)
+	require.NoError(t, err)
+	assert.Equal(t, wire.BlocksInfo{Total: 8, Committed: 1, Held: 1}, info)
+	assert.Equal(t, wire.AppendBlockEntries(nil, []wire.BlockEntry{
+		{Block: 1, State: wire.StateCommitted, Generation: first.Generation}, {Block: 2, State: wire.StateHeld}}), entries)
 }
 
 func TestTicketIsBoundOnce(t *testing.T) {

@@ -132,7 +132,7 @@ func (nd *node) Dial(ctx context.Context, ref xfer.PeerRef) (xfer.Link, error) {
 	}
 	nd.net.mu.Lock()
 	for _, l := range nd.net.links {
-		if l.node == nd && l.other.node == peer && !l.closed() {
+		if l.node == nd && l.other.node == peer && l.init != nil && !l.closed() {
 			nd.net.mu.Unlock()
 			return l, nil
 		}

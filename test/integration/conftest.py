@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import tempfile
@@ -9,11 +10,15 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import kvxfer
 import pytest
 
 from daemon import Daemon, NatsServer
+from worker import Worker
 
 Start = Callable[..., Daemon]
+Attach = Callable[..., kvxfer.Client]
+StartWorker = Callable[[Daemon], Worker]
 
 
 @pytest.fixture
@@ -66,3 +71,29 @@ def nats(tmp_path: Path) -> Iterator[NatsServer]:
     server = NatsServer(tmp_path / "nats").start()
     yield server
     server.kill()
+
+
+@pytest.fixture
+def nodes(nats: NatsServer, daemon: Start) -> tuple[Daemon, Daemon]:
+    """A prefill and a decode node whose registry outlives both."""
+    return daemon("prefill", "--nats", nats.url), daemon("decode", "--nats", nats.url)
+
+
+@pytest.fixture
+def attach(daemon: Start) -> Iterator[Attach]:
+    """Connect clients: ``attach(daemon)``. They are closed before the daemons end."""
+    with contextlib.ExitStack() as stack:
+        yield lambda d, **kwargs: stack.enter_context(d.connect(**kwargs))
+
+
+@pytest.fixture
+def worker(daemon: Start) -> Iterator[StartWorker]:
+    """Start client processes: ``worker(daemon)``. They are killed at the end."""
+    with contextlib.ExitStack() as stack:
+
+        def start(d: Daemon) -> Worker:
+            w = Worker(str(d.socket))
+            stack.callback(w.kill)
+            return w
+
+        yield start

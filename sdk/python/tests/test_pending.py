@@ -4,7 +4,7 @@ import asyncio
 import os
 import select
 import threading
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import fakedaemon as fd
 import pytest
@@ -12,6 +12,7 @@ from conftest import eventually
 from fakedaemon import FakeDaemon
 
 import kvxfer
+from kvxfer._pending import Completed, Pending
 
 T = TypeVar("T")
 
@@ -135,6 +136,24 @@ def test_completed_reports_each_thing_once(
     eventually(all_there)
     assert {id(p) for p in seen} == {id(p) for p in (push, lease, fence, layer, held)} and len(seen) == 5
     assert client.completed() == []
+
+
+def test_completed_knows_what_anybody_has_seen_end() -> None:
+    class Owner:
+        def check_fork(self) -> None:
+            pass
+
+        def completed(self, pending: Pending[Any]) -> None:
+            seen.append((pending._done, select.select([number], [], [], 0)[0]))
+            completed.add(pending)
+
+    seen: list[tuple[bool, list[Any]]] = []
+    completed = Completed()
+    pending: Pending[int] = Pending(Owner(), "test", None)
+    number = pending.fileno()
+    pending._finish(1)
+    assert seen == [(False, [])]
+    assert completed.take() == [pending] and pending.poll() and select.select([pending], [], [], 0)[0]
 
 
 def test_without_a_reader_completed_is_bounded(

@@ -142,12 +142,13 @@ class Pending(Generic[T]):
             if self._done:
                 return False
             self._value, self._error = value, error
+            # Reported before anybody can see the end: who saw it finds it in Client.completed.
+            if not self._quiet:
+                self._owner.completed(self)
             self._done = True
             watchers, self._watchers = self._watchers, []
             if self._fd >= 0:
                 os.eventfd_write(self._fd, 1)
-        if not self._quiet:
-            self._owner.completed(self)
         for w in watchers:
             w()
         return True
@@ -198,4 +199,7 @@ class Completed:
     def take(self) -> list[Pending[Any]]:
         with self._lock:
             out, self._list = list(self._list), deque()
-            return out
+        for pending in out:
+            with pending._mutex:  # it was added in the middle of its end: wait for the rest
+                pass
+        return out

@@ -1,0 +1,141 @@
+"""A client in a process of its own, which a test can kill, stop or let exit without closing anything.
+
+The parent's :class:`Worker` sends a JSON object a line and reads one back; :class:`Service` is the other end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import kvxfer
+
+from contents import allocate
+
+
+class CallError(Exception):
+    """What a call in the worker raised.
+
+    Attributes:
+        name: the type's name.
+        released: as KvxferError's.
+    """
+
+    def __init__(self, name: str, detail: str, released: bool | None) -> None:
+        super().__init__(f"{name}: {detail}")
+        self.name, self.released = name, released
+
+
+class Worker:
+    """The parent's end: ``worker.call("write", ...)`` calls :class:`Service`'s method of that name."""
+
+    def __init__(self, socket: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).resolve()), socket],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def send(self, method: str, **arguments: Any) -> None:
+        """Start a call."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"method": method, "arguments": arguments}) + "\n")
+        self.process.stdin.flush()
+
+    def receive(self) -> Any:
+        """The oldest call's result."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the worker has ended with {self.process.poll()}"
+        answer = json.loads(line)
+        if "error" in answer:
+            raise CallError(**answer["error"])
+        return answer["result"]
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        """Call and wait for the result."""
+        self.send(method, **arguments)
+        return self.receive()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """End it as a crash does. A second call does nothing."""
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            stream.close()
+
+
+class Service:
+    """The worker's end."""
+
+    def __init__(self, socket: str) -> None:
+        self.client = kvxfer.connect(socket)
+        self.caches: dict[str, kvxfer.Cache] = {}
+        self.leases: list[kvxfer.Lease] = []
+        self.pushes: list[kvxfer.Push] = []
+
+    def allocate(self, name: str, layout: dict[str, Any], num_blocks: int, seed: int | None = None) -> None:
+        """Allocate a cache of this worker."""
+        self.caches[name] = allocate(self.client, name, kvxfer.Layout(**layout), num_blocks, seed)
+
+    def lease(self, cache: str, blocks: list[int], ttl: float = 30) -> tuple[int, str]:
+        """Lease blocks; the lease's number here, and its ticket."""
+        self.leases.append(self.caches[cache].lease(blocks, ttl=ttl))
+        return len(self.leases) - 1, self.leases[-1].ticket
+
+    def write(self, cache: str, blocks: list[int], ticket: str, layerwise: bool, timeout: float = 30) -> int:
+        """Start a push; its number here."""
+        self.pushes.append(self.caches[cache].write(blocks, to=ticket, layerwise=layerwise, timeout=timeout))
+        return len(self.pushes) - 1
+
+    def layers(self, push: int, layers: list[int]) -> None:
+        """Hand layers of a push over."""
+        for layer in layers:
+            self.pushes[push].layer(layer)
+
+    def finish(self, push: int) -> None:
+        """Finish a push."""
+        self.pushes[push].finish()
+
+    def wait_push(self, push: int) -> int:
+        """Wait for a push's end; the bytes moved."""
+        return self.pushes[push].wait().bytes
+
+    def wait_lease(self, lease: int) -> int:
+        """Wait for a lease's end; the bytes placed."""
+        return self.leases[lease].wait().bytes
+
+    def visible(self, lease: int) -> list[int]:
+        """The layers that are there."""
+        return self.leases[lease].visible_layers()
+
+    def exit(self) -> None:
+        """End the process without closing anything."""
+        os._exit(0)
+
+
+def main() -> None:
+    """Serve until the parent closes the pipe."""
+    service = Service(sys.argv[1])
+    for line in sys.stdin:
+        call = json.loads(line)
+        answer: dict[str, Any]
+        try:
+            answer = {"result": getattr(service, call["method"])(**call["arguments"])}
+        except kvxfer.KvxferError as e:
+            answer = {"error": {"name": type(e).__name__, "detail": str(e), "released": e.released}}
+        print(json.dumps(answer), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
