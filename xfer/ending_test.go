@@ -232,7 +232,7 @@ func TestDialEndsWithThePush(t *testing.T) {
 		n.engine.ClientGone(ca.id)
 		n.until(func() bool { return n.engine.Stats().Clients == 1 })
 		require.NoError(t, n.engine.DropCache(t.Context(), w.id, w.cache))
-		require.Equal(t, "LeaseRevoked", w.transferEnd(id).Error.Name)
+		require.Equal(t, "Cancelled", w.transferEnd(id).Error.Name)
 		w.register()
 	}
 }
