@@ -140,9 +140,8 @@ class Rounds:
             self.prefill.signal(signal.SIGSTOP)
         if way in ("revoke", "stop"):
             lease.revoke().wait()
-        until(f"{name}: the lease's end", lease.poll)
+        lease.wait_released(PATIENCE)
         error = lease.exception()
-        assert lease.released
         # The owner has been told.
         some, whole = victim.touched(to)
         victim.take(value)

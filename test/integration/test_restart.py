@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import random
-import signal
 import socket
 from collections.abc import Iterable
 from pathlib import Path
@@ -194,7 +193,7 @@ def test_one_daemon_a_directory(daemon: Start, attach: Attach, nats: NatsServer,
     prefill, decode = attach(daemon("prefill", "--nats", nats.url)), attach(old)
     books = Books(decode, allocate(decode, "target"))
     transfer(allocate(prefill, "source", seed=4), [1, 2], books, choose(rng, 32, 2))
-    old.signal(signal.SIGSTOP)
+    old.freeze()
 
     directory = ("--node", "decode", "--state-dir", str(old.state), "--socket", str(old.socket))
     second = daemon("second", "--nats", nats.url, *directory, wait=False)
