@@ -121,6 +121,16 @@ class Daemon:
         assert self.process is not None
         self.process.send_signal(number)
 
+    def freeze(self) -> None:
+        """Stop it by SIGSTOP, and wait until each of its threads stands. SIGCONT lets it go on."""
+        self.signal(signal.SIGSTOP)
+        tasks = Path(f"/proc/{self.pid}/task")
+
+        def stands() -> bool:
+            return all(t.read_text().rpartition(")")[2].split()[0] == "T" for t in tasks.glob("*/stat"))
+
+        until(f"{self.name} to stand", stands)
+
     def stop(self, expect: int | None = 0) -> None:
         """End it by SIGTERM; its exit code is checked, which also tells of a race or a panic."""
         if self.process is None:

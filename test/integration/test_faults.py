@@ -51,6 +51,17 @@ def begin(
     return Midway(source, target, blocks, to, lease, push)
 
 
+def begin_short(source: kvxfer.Cache, target: kvxfer.Cache, rng: random.Random, which: str) -> Midway:
+    """A transfer that gets halfway, and whose lease or push ends soon; the machine tells what is soon."""
+    soon = 0.4
+    while True:
+        try:
+            return begin(source, target, rng, **{which: soon})
+        except kvxfer.TransferError:
+            assert soon < PATIENCE
+            soon *= 2
+
+
 def ends(pending: kvxfer.Lease | kvxfer.Push, kind: type[kvxfer.KvxferError], released: bool = True) -> None:
     """It ends in bounded time with exactly that error, and says whether the memory is reusable."""
     with pytest.raises(kvxfer.KvxferError) as e:
@@ -88,9 +99,7 @@ def test_given_up(nodes: Nodes, attach: Attach, rng: random.Random, how: str) ->
     prefill, decode = (attach(d) for d in nodes)
     source, target = allocate(prefill, "source", seed=1), allocate(decode, "target")
     end, at_source, at_target = GIVEN_UP[how]
-    # Short times are given only where they are to pass: the halfway mark needs an unknown time itself.
-    short = {"ttl": {"ttl": 1.0}, "timeout": {"timeout": 1.0}}.get(how, {})
-    m = begin(source, target, rng, **short)
+    m = begin_short(source, target, rng, how) if how in ("ttl", "timeout") else begin(source, target, rng)
     end(m)
     ends(m.push, at_source)
     ends(m.lease, at_target)
@@ -184,13 +193,17 @@ def test_daemon_stops(nodes: Nodes, attach: Attach, rng: random.Random, side: st
     prefill, decode = (attach(d) for d in nodes)
     m = begin(
         allocate(prefill, "source", seed=6), allocate(decode, "target"), rng,
-        ttl=6 if side == "target" else LONG, timeout=6 if side == "source" else LONG,
+        ttl=8 if side == "target" else LONG, timeout=8 if side == "source" else LONG,
     )  # fmt: skip
     stopped = nodes[0] if side == "source" else nodes[1]
     here, there = (m.push, m.lease) if side == "source" else (m.lease, m.push)
     if side == "source":
         m.push.layer(1)  # in flight, perhaps, when it stops
-    stopped.signal(signal.SIGSTOP)
+    stopped.freeze()
+    for call in calls(m, side):  # none hangs, and none says that memory is safe
+        with pytest.raises(kvxfer.DeadlineExceeded) as e:
+            call()
+        assert e.value.released is False
     ends(there, kvxfer.PeerLost)
     ends(here, kvxfer.DeadlineExceeded, released=False)  # the SDK's own word: the daemon says nothing
     assert not here.released
@@ -207,6 +220,21 @@ def test_daemon_stops(nodes: Nodes, attach: Attach, rng: random.Random, side: st
     until("the daemon to forget the transfer", lambda: sum(counts(client)) == 0)
     assert (pieces(m.target) == 200).all()
     works(m.source, m.target, m.blocks, m.to)
+
+
+def calls(m: Midway, side: str) -> list[Callable[[], object]]:
+    """What a client asks of its daemon, with short times."""
+    other = min(set(range(m.target.num_blocks)) - set(m.to))
+    if side == "source":
+        return [
+            lambda: m.source.write(m.blocks, to=m.lease.ticket, timeout=0.2),
+            lambda: m.source.evict([0], timeout=0.2),
+        ]
+    return [
+        lambda: m.lease.revoke(0.2).wait(),
+        lambda: m.target.lease([other], timeout=0.2),
+        lambda: m.target.evict([other], timeout=0.2),
+    ]
 
 
 def counts(client: kvxfer.Client) -> tuple[int, int]:

@@ -1,8 +1,8 @@
 """The promise, watched on real daemons: a block that its owner took back is never written again.
 
 Random rounds take a transfer's blocks back in its middle. From the moment at which the owner is told that the
-lease has ended it fills the blocks with marks that no source has, and until nothing of the round is left
-every byte of the target's memory is compared with what its owner knows it to be. KVXFER_ROUNDS: how many rounds.
+lease has ended it fills the blocks with marks that no source has, and until nothing of the round is left,
+every byte of the target's memory is compared with what its owner knows it to be. KVXFER_ROUNDS: their number.
 """
 
 from __future__ import annotations
@@ -140,9 +140,8 @@ class Rounds:
             self.prefill.signal(signal.SIGSTOP)
         if way in ("revoke", "stop"):
             lease.revoke().wait()
-        until(f"{name}: the lease's end", lease.poll)
+        lease.wait_released(PATIENCE)
         error = lease.exception()
-        assert lease.released
         # The owner has been told.
         some, whole = victim.touched(to)
         victim.take(value)

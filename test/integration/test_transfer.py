@@ -424,15 +424,14 @@ def test_tickets(caches: tuple[kvxfer.Cache, kvxfer.Cache], rng: random.Random) 
         revoked.wait()
 
     expired = target.lease([2], ttl=0.05)
-    with pytest.raises(kvxfer.LeaseExpired):
-        expired.wait()
+    expired.wait_released(PATIENCE)
     refused(expired.ticket, kvxfer.LeaseExpired)
 
     assert np.array_equal(pieces(target), before)
 
 
 def test_a_wait_that_ends_ends_nothing(caches: tuple[kvxfer.Cache, kvxfer.Cache]) -> None:
-    """Time-outs of waits are the waiter's own; those of lease and push end the thing."""
+    """A time-out of a wait is the waiter's own: the lease and the push go on."""
     source, target = caches
     lease = target.lease([0], ttl=PATIENCE)
     push = source.write([0], to=lease.ticket, layerwise=True, timeout=PATIENCE)
@@ -445,15 +444,3 @@ def test_a_wait_that_ends_ends_nothing(caches: tuple[kvxfer.Cache, kvxfer.Cache]
         push.layer(layer)
     push.finish()
     assert lease.wait().bytes == push.wait().bytes
-
-    # The push's own time is shorter than the lease's: it ends both, on both sides.
-    lease = target.lease([1], ttl=PATIENCE)
-    push = source.write([0], to=lease.ticket, layerwise=True, timeout=0.3)
-    push.layer(0)
-    with pytest.raises(kvxfer.DeadlineExceeded) as e:
-        push.wait()
-    assert e.value.released is True
-    with pytest.raises(kvxfer.DeadlineExceeded) as e:
-        lease.wait()
-    assert e.value.released is True
-    target.lease([1]).revoke().wait()
