@@ -19,7 +19,7 @@ from typing import Any
 import kvxfer
 
 ROOT = Path(__file__).resolve().parents[2]
-RACE_BINARY = ROOT / "bin" / "kvxfer-race"
+BINARY = ROOT / "bin" / "kvxfer-race"
 PLAIN_BINARY = ROOT / "bin" / "kvxfer"
 NATS_SERVER = ROOT / "bin" / "nats-server"
 
@@ -48,7 +48,7 @@ class Daemon:
         *args: str,
         prefix: Sequence[str] = (),
         env: dict[str, str] | None = None,
-        binary: Path = RACE_BINARY,
+        binary: Path = BINARY,
     ) -> None:
         self.name, self.state, self._binary = name, state, binary
         self.socket = run / f"{name}.sock"

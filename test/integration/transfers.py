@@ -40,9 +40,9 @@ def move(
         want[layer][:, theirs] = source.layer(layer)[:, mine]
     notification = rng.randbytes(20)
 
-    lease = target.lease(theirs, ttl=PATIENCE)
-    push = source.write(mine, to=lease.ticket, timeout=PATIENCE, notification=notification)
-    sent, got = push.wait(), lease.wait()
+    with target.lease(theirs, ttl=PATIENCE) as lease:  # where the push fails the blocks are taken back
+        sent = source.write(mine, to=lease.ticket, timeout=PATIENCE, notification=notification).wait()
+        got = lease.wait()
 
     assert got.notification == notification
     assert sent.bytes == got.bytes == count * LAYOUT.block_bytes
