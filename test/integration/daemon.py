@@ -166,6 +166,16 @@ class Daemon:
         return out
 
 
+def command(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run ``kvxfer`` to its end, with no settings but these."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("KVXFER_")}
+    return subprocess.run(
+        [str(BINARY), *args],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE,
+        env={**clean, "GORACE": "atexit_sleep_ms=0", **(env or {})},
+    )  # fmt: skip
+
+
 def free_port() -> int:
     """A port that can be had again after a restart."""
     with socket.socket() as s:

@@ -34,7 +34,7 @@ def has(nats: NatsServer, *caches: str) -> None:
     until(f"{caches} in the registry", there)
 
 
-def test_nodes_see_each_other(daemon: Start, nats: NatsServer) -> None:
+def test_nodes_see_each_other(nats: NatsServer, daemon: Start) -> None:
     nodes = [daemon(name, "--nats", nats.url) for name in ("n0", "n1", "n2")]
     clients = [n.connect() for n in nodes]
     for client in clients:
@@ -50,7 +50,7 @@ def test_nodes_see_each_other(daemon: Start, nats: NatsServer) -> None:
         client.close()
 
 
-def test_transfers_go_on_without_the_registry(daemon: Start, nats: NatsServer, rng: random.Random) -> None:
+def test_transfers_go_on_without_the_registry(nats: NatsServer, daemon: Start, rng: random.Random) -> None:
     a, b = (daemon(name, *LIVELY, "--nats", nats.url) for name in ("a", "b"))
     with a.connect() as near, b.connect() as far:
         sees(near, "a", "b")
@@ -72,9 +72,11 @@ def test_transfers_go_on_without_the_registry(daemon: Start, nats: NatsServer, r
             sees(new, "a", "b", "c")
             move(allocate(new, "new"), target, rng)
         assert "PeerLost" not in a.log() + b.log()
+        nats.kill()
+        a.stop()  # ends without its registry, too
 
 
-def test_killed_node_vanishes(daemon: Start, nats: NatsServer) -> None:
+def test_killed_node_vanishes(nats: NatsServer, daemon: Start) -> None:
     a, b = (daemon(name, *LIVELY, "--nats", nats.url) for name in ("a", "b"))
     with a.connect() as client:
         sees(client, "a", "b")
@@ -84,7 +86,7 @@ def test_killed_node_vanishes(daemon: Start, nats: NatsServer) -> None:
         sees(client, "a", "b")
 
 
-def test_name_of_a_live_node_is_refused(daemon: Start, nats: NatsServer) -> None:
+def test_name_of_a_live_node_is_refused(nats: NatsServer, daemon: Start) -> None:
     first = daemon("twin", "--nats", nats.url)
     second = daemon("other", "--nats", nats.url, "--node", "twin", wait=False)
     assert second.wait_end() == 1
@@ -94,7 +96,7 @@ def test_name_of_a_live_node_is_refused(daemon: Start, nats: NatsServer) -> None
         sees(client, "twin")
 
 
-def test_restarted_node_takes_its_name_over(daemon: Start, nats: NatsServer, rng: random.Random) -> None:
+def test_restarted_node_takes_its_name_over(nats: NatsServer, daemon: Start, rng: random.Random) -> None:
     # With the default heartbeat the dead incarnation's entry outlives this test: only a take-over starts.
     a = daemon("a", "--nats", nats.url, "--listen", f"127.0.0.1:{free_port()}")
     b = daemon("b", "--nats", nats.url)

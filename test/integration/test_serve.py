@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -14,19 +13,8 @@ import kvxfer
 import pytest
 
 from conftest import Start
-from daemon import BINARY, PATIENCE, PLAIN_BINARY, Daemon, free_port, until
+from daemon import PATIENCE, PLAIN_BINARY, Daemon, command, free_port, until
 from transfers import allocate, begin
-
-
-def kvxfer_command(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("KVXFER_")}
-    return subprocess.run(
-        [str(BINARY), *args],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE,
-        env={**clean, "GORACE": "atexit_sleep_ms=0", **(env or {})},
-    )  # fmt: skip
-
 
 WRONG = [
     ("node", "-x", "1 to 64 of [A-Za-z0-9_.-]"),
@@ -63,7 +51,7 @@ def test_wrong_settings(where: str, tmp_path: Path) -> None:
         wrong.pop("max-clients")
         file.write_text(json.dumps(settings, indent=1))
         args = ["--config", str(file)]
-    done = kvxfer_command("serve", *args, env=env)
+    done = command("serve", *args, env=env)
     assert done.returncode == 2, done.stderr
     lines = done.stderr.splitlines()
     for name, (_, allowed) in wrong.items():
@@ -101,7 +89,7 @@ def test_wrong_usage(args: list[str], file: str | None, complaint: str, tmp_path
         path = tmp_path / "kvxfer.json"
         path.write_text(file)
         args = [*args, "--config", str(path)]
-    done = kvxfer_command("serve", *args)
+    done = command("serve", *args)
     assert (done.returncode, done.stdout) == (2, "")
     assert complaint in done.stderr
     assert "ConfigInvalid" in done.stderr
@@ -121,10 +109,10 @@ def test_sources_in_order(daemon: Start, tmp_path: Path) -> None:
 
 def test_commands() -> None:
     for args in ([], ["serv"], ["version", "extra"], ["version", "--colour"], ["trace"]):
-        done = kvxfer_command(*args)
+        done = command(*args)
         assert (done.returncode, done.stdout) == (2, ""), args
         assert done.stderr, args
-    assert 'no command "serv"' in kvxfer_command("serv").stderr
+    assert 'no command "serv"' in command("serv").stderr
     for args in (
         ["--help"],
         ["help"],
@@ -132,19 +120,19 @@ def test_commands() -> None:
         ["serve", "--lanes", "0", "-h"],
         ["trace", "--help"],
     ):
-        done = kvxfer_command(*args)
+        done = command(*args)
         assert (done.returncode, done.stderr) == (0, ""), args
         assert "Usage" in done.stdout, args
-    settings = kvxfer_command("serve", "--help").stdout
+    settings = command("serve", "--help").stdout
     for name, _, _ in WRONG:
         assert re.search(rf"^  --{name} .*KVXFER_{name.upper().replace('-', '_')}$", settings, re.M), name
-    assert kvxfer_command("version", "--help").returncode == 0
+    assert command("version", "--help").returncode == 0
 
-    version = json.loads(kvxfer_command("version", "--json").stdout)
+    version = json.loads(command("version", "--json").stdout)
     want = (Path(__file__).parents[2] / "VERSION").read_text().strip()
     assert version["version"] == want
     assert (version["min_protocol"], version["max_protocol"]) == (1, 1)
-    assert kvxfer_command("version").stdout.startswith(f"kvxfer {want} (go")
+    assert command("version").stdout.startswith(f"kvxfer {want} (go")
 
 
 def test_health(daemon: Start) -> None:

@@ -7,7 +7,6 @@ import http.server
 import json
 import random
 import re
-import subprocess
 import threading
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
@@ -19,7 +18,7 @@ import kvxfer
 import pytest
 
 from conftest import Start
-from daemon import BINARY, PATIENCE, ROOT, Daemon, attributes, until
+from daemon import PATIENCE, ROOT, Daemon, attributes, command, until
 from transfers import LAYOUT, allocate, move
 
 SOURCE = {"push": 1, "plan": 1, "bind": 1, "batch": LAYOUT.layers, "fin": 1, "kvxfer.write": 1}
@@ -228,7 +227,7 @@ def test_collector_that_is_away_costs_no_transfer(daemon: Start, rng: random.Ran
     d = daemon("n0", env=env)
     with d.connect() as client:
         move(allocate(client, "source"), allocate(client, "target"), rng)
-        until("the warning", lambda: "level=WARN" in d.log())
+        until("the warning", lambda: "trace export failed" in d.log())
         move(allocate(client, "source2"), allocate(client, "target2"), rng)
 
 
@@ -243,7 +242,7 @@ def test_trace_command(pair: tuple[Daemon, Daemon], tmp_path: Path) -> None:
     files = [arg for d in pair for arg in ("--file", str(d.trace_file))]
 
     def trace(*args: str, code: int = 0) -> str:
-        done = subprocess.run([str(BINARY), "trace", *args], capture_output=True, text=True, timeout=PATIENCE)
+        done = command("trace", *args)
         assert done.returncode == code, done.stderr
         return done.stdout if code == 0 else done.stderr
 
