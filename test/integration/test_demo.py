@@ -78,7 +78,7 @@ def test_demo(args: tuple[str, ...], tmp_path: Path) -> None:
         assert span in drawn, span
 
 
-# run.py with another decode process, which changes what was transferred, as a defect would: the demo itself has
+# run.py with another decode process, which changes what was transferred, as a defect would: the demo has
 # no switch for this.
 ANOTHER_DECODE = """
 import sys
