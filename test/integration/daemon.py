@@ -27,18 +27,19 @@ PATIENCE = 60.0
 """Seconds after which a wait counts as failed. Nothing that works takes anywhere near it."""
 
 
-def until(what: str, condition: Callable[[], object], patience: float = PATIENCE) -> None:
-    """Wait until the condition holds; fail naming what was waited for."""
+def until(
+    what: str, condition: Callable[[], object], patience: float = PATIENCE, pause: float = 0.01
+) -> None:
+    """Wait until the condition holds, looking every ``pause`` seconds; fail naming what was waited for."""
     deadline = time.monotonic() + patience
     while not condition():
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {patience:.0f} s for {what}")
-        time.sleep(0.01)
+        time.sleep(pause)
 
 
 class Daemon:
-    """One ``kvxfer serve``. ``args`` win over the defaults; ``prefix`` runs it elsewhere (a network
-    namespace)."""
+    """One ``kvxfer serve``. ``args`` win over the defaults; ``prefix`` runs it in a network namespace."""
 
     def __init__(
         self,
@@ -66,7 +67,8 @@ class Daemon:
             "--socket", str(self.socket), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0",
             "--trace-file", str(self.trace_file), *self._args,
         ]  # fmt: skip
-        # A race that the detector finds ends the daemon, and with it the test.
+        # A race that the detector finds ends the daemon, and with it the test. Its pause at the exit is for
+        # reports of other threads, which halt_on_error does not need.
         env = {**os.environ, "GORACE": "halt_on_error=1 exitcode=66 atexit_sleep_ms=0", **self._env}
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
@@ -142,7 +144,10 @@ class Daemon:
                 self.process.wait(PATIENCE)
             except subprocess.TimeoutExpired:
                 self.process.send_signal(signal.SIGQUIT)  # the Go runtime prints every goroutine
-                self.process.wait(PATIENCE)
+                try:
+                    self.process.wait(PATIENCE)
+                finally:
+                    self.process.kill()
                 raise AssertionError(f"{self.name} did not end:\n{self.log()}") from None
         code = self.process.returncode
         assert expect is None or code in (expect, -signal.SIGKILL), (
