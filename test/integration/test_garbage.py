@@ -101,6 +101,14 @@ def goroutines(d: Daemon) -> int:
     return len(re.findall(r"^goroutine \d+ .*\[", d.log(), re.M))
 
 
+def test_silence_does_not_hold_the_end_up(daemon: Start) -> None:
+    d = daemon("n0")
+    silent = [port(d) for port in (dial_socket, dial_peer, dial_http) for _ in range(3)]
+    d.stop()
+    for s in silent:
+        s.close()
+
+
 def test_garbage(daemon: Start, rng: random.Random) -> None:
     d, calm = daemon("n0"), daemon("calm")
     for x in (d, calm):

@@ -112,7 +112,7 @@ PACKAGES = sorted(p.parent.relative_to(ROOT).as_posix() for p in ROOT.glob("**/d
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_cited_tests_of_packages(package: str) -> None:
-    text = (ROOT / package / "doc.go").read_text().replace("\n// ", " ")
+    text = re.sub(r"\n// *", " ", (ROOT / package / "doc.go").read_text())
     there = functions(package)
     # "natskv's TestX" is a test of the neighbour.
     for neighbour, name in re.findall(rf"(\w+)'s ({TEST})", text):

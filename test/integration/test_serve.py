@@ -222,6 +222,21 @@ def test_sigterm_at_the_start(daemon: Start) -> None:
     assert not (d.state / "node.json").exists()
 
 
+def test_second_daemon_waits_for_the_state_directory(daemon: Start) -> None:
+    first = daemon("n0")
+    with first.connect() as client:
+        begin(allocate(client, "source"), allocate(client, "target"))
+        second = daemon("n0", wait=False)  # the same name has the same directory here, and the same log
+        until("the second to run", lambda: len(list(Path(f"/proc/{second.pid}/task").iterdir())) > 3)
+        assert client.status().leases == 1
+    first.stop()
+    second.wait_ready()
+    with second.connect() as client:
+        assert client.status().leases == 0
+    events = re.findall(r"msg=(serving|ended)", second.log())
+    assert events == ["serving", "ended", "serving"]
+
+
 def cpu_ticks(pid: int) -> int:
     """Processor time that a process has used, user and system, in clock ticks."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
