@@ -68,7 +68,7 @@ test-python: $(VENV)/.test
 	cd sdk/python && PYTHONPATH=$(SDK) $(PY) -m pytest -q
 	cd examples/disagg && PYTHONPATH=$(SDK) $(PY) -m pytest -q
 
-test-integration: $(VENV)/.test bin/kvxfer-race bin/nats-server
+test-integration: $(VENV)/.test build bin/kvxfer-race bin/nats-server
 	cd test/integration && PYTHONPATH=$(SDK) $(PY) -m pytest -q $(PYTEST)
 
 FUZZTIME ?= 20s

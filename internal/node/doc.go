@@ -2,7 +2,8 @@
 // which they need each other and ends them in the order that keeps the promises: stop granting, drain, fence, close.
 //
 // Invariants, each with the test that holds it:
-//   - nothing is granted before the former process on the state directory is gone: incarnation tests, TestRestartWaits
+//   - nothing is granted before the former process on the state directory is gone: incarnation's
+//     TestWaitsForALiveProcess, test/integration test_second_daemon_waits_for_the_state_directory
 //   - after Close no peer can touch a client's memory, and nothing of the node is left: TestNodeStartsAndStops
 //   - an idle node uses less than 1% of a core: test/integration test_idle
 package node

@@ -10,7 +10,7 @@
 // Tracing is off, and costs no goroutine, unless an OTLP endpoint, OTEL_TRACES_EXPORTER=otlp or a trace file asks
 // for it. Nothing process-wide of OpenTelemetry is set (no global provider, error handler or propagator), so that
 // a Go program with its own tracing can embed a node. docs/tracing.md tells the user's side: variables, span
-// names (names.go) and attribute keys (attributes.go).
+// names and attribute keys, which are those of package attr.
 //
 // Spans are per operation, layer or provider batch, never per block: their number must not grow with the number
 // of blocks, and attr.MaxBatchSpans bounds those of one transfer.
@@ -25,5 +25,4 @@
 //   - a client span is exported under the client's ids, or refused by the field's name: TestClientSpanKeepsItsIDs,
 //     TestClientSpanRefusals, FuzzClientSpan
 //   - a traceparent that is accepted is written back the same: FuzzTraceparent
-//   - every key and name is documented and none is for a secret: TestDocsListKeysAndNames, TestNoKeyForSecrets
 package telemetry

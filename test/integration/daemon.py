@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -19,6 +20,7 @@ import kvxfer
 
 ROOT = Path(__file__).resolve().parents[2]
 BINARY = ROOT / "bin" / "kvxfer-race"
+PLAIN_BINARY = ROOT / "bin" / "kvxfer"
 NATS_SERVER = ROOT / "bin" / "nats-server"
 
 PATIENCE = 60.0
@@ -47,8 +49,9 @@ class Daemon:
         *args: str,
         prefix: Sequence[str] = (),
         env: dict[str, str] | None = None,
+        binary: Path = BINARY,
     ) -> None:
-        self.name, self.state = name, state
+        self.name, self.state, self._binary = name, state, binary
         self.socket = run / f"{name}.sock"
         self.trace_file = state / "trace.jsonl"
         self.log_path = state / "log.txt"
@@ -60,7 +63,7 @@ class Daemon:
     def start(self, wait: bool = True) -> Daemon:
         """Start the process, by default until it serves."""
         command = [
-            *self._prefix, str(BINARY), "serve", "--node", self.name, "--state-dir", str(self.state),
+            *self._prefix, str(self._binary), "serve", "--node", self.name, "--state-dir", str(self.state),
             "--socket", str(self.socket), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0",
             "--trace-file", str(self.trace_file), *self._args,
         ]  # fmt: skip
@@ -131,6 +134,15 @@ class Daemon:
 
         until(f"{self.name} to stand", stands)
 
+    def wait_end(self) -> int:
+        """Wait until it has ended by itself, and return its exit code."""
+        process = self.process
+        assert process is not None
+        until(f"daemon {self.name} to end", lambda: process.poll() is not None)
+        self.process = None  # nothing is left to be stopped
+        assert "DATA RACE" not in self.log(), self.log()
+        return process.returncode
+
     def stop(self, expect: int | None = 0) -> None:
         """End it by SIGTERM; its exit code is checked, which also tells of a race or a panic."""
         if self.process is None:
@@ -169,6 +181,24 @@ class Daemon:
         return out
 
 
+def command(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run ``kvxfer`` to its end, with no settings but these."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("KVXFER_")}
+    return subprocess.run(
+        [str(BINARY), *args],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE,
+        env={**clean, "GORACE": "atexit_sleep_ms=0", **(env or {})},
+    )  # fmt: skip
+
+
+def free_port() -> int:
+    """A port that can be had again after a restart."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port: int = s.getsockname()[1]
+        return port
+
+
 def attributes(holder: dict[str, Any]) -> dict[str, Any]:
     """OTLP attributes as a plain dictionary."""
     return {a["key"]: next(iter(a["value"].values())) for a in holder.get("attributes", [])}
@@ -178,9 +208,7 @@ class NatsServer:
     """A real NATS server with JetStream as a process of its own."""
 
     def __init__(self, store: Path) -> None:
-        with socket.socket() as s:  # a port that can be had again after a restart
-            s.bind(("127.0.0.1", 0))
-            self.port: int = s.getsockname()[1]
+        self.port = free_port()
         self.url = f"nats://127.0.0.1:{self.port}"
         self._store = store
         self.process: subprocess.Popen[bytes] | None = None
@@ -199,6 +227,30 @@ class NatsServer:
 
         until("the NATS server", accepts)
         return self
+
+    def entries(self) -> list[str]:
+        """The keys that the registry holds: ``node.NAME``, ``cache.NODE.EPOCH.NAME``."""
+        with socket.create_connection(("127.0.0.1", self.port), PATIENCE) as s, s.makefile("rb") as answers:
+
+            def ask(verb: str, **body: str) -> dict[str, Any]:
+                raw = json.dumps(body)
+                s.sendall(f"PUB $JS.API.STREAM.{verb}.KV_kvxfer in {len(raw)}\r\n{raw}\r\n".encode())
+                for line in answers:
+                    if line.startswith(b"MSG "):
+                        answer: dict[str, Any] = json.loads(answers.read(int(line.split()[-1])))
+                        return answer
+                raise AssertionError("the NATS server closed the connection")
+
+            def there(subject: str) -> bool:
+                last = ask("MSG.GET", last_by_subj=subject)
+                # A removed key leaves a message for a while, whose header says so.
+                return "message" in last and b"KV-Operation" not in base64.b64decode(
+                    last["message"].get("hdrs", "")
+                )
+
+            s.sendall(b"CONNECT {}\r\nSUB in 1\r\n")
+            subjects = ask("INFO", subjects_filter=">").get("state", {}).get("subjects") or {}
+            return [subject.removeprefix("$KV.kvxfer.") for subject in subjects if there(subject)]
 
     def kill(self) -> None:
         """End it."""

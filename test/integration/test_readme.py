@@ -1,0 +1,142 @@
+"""The documents are true: README's program runs as it is written, links lead somewhere, cited tests exist."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from daemon import PATIENCE, PLAIN_BINARY, ROOT, until
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The code blocks of a page."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.M | re.S)
+
+
+def test_first_program(run_dir: Path) -> None:
+    page = (ROOT / "README.md").read_text().replace("/tmp/kvx/", f"{run_dir}/kvx/")
+    (serve,) = (line for block in blocks(page, "sh") for line in block.splitlines() if "serve" in line)
+    (program,) = blocks(page, "python")
+    words = shlex.split(serve)
+    assert ROOT / words[0] == PLAIN_BINARY
+    # The ports that it has by default may be in use here.
+    env = {**os.environ, "KVXFER_LISTEN": "127.0.0.1:0", "KVXFER_HTTP": "127.0.0.1:0"}
+    with (run_dir / "log.txt").open("wb") as log:
+        daemon = subprocess.Popen(words, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    try:
+        until("the daemon", (run_dir / "kvx" / "state" / "node.json").exists)
+        (run_dir / "first.py").write_text(program)
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "first.py"],
+            cwd=run_dir, env={**os.environ, "PYTHONPATH": str(ROOT / "sdk" / "python" / "src")},
+            capture_output=True, text=True, timeout=PATIENCE,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == "196608 bytes over tcp; notification b'first token'\n"
+    finally:
+        daemon.terminate()
+        code = daemon.wait(PATIENCE)
+    assert code == 0, (run_dir / "log.txt").read_text()
+
+
+PAGES = sorted(
+    p.relative_to(ROOT).as_posix()
+    for pattern in ("*.md", "docs/**/*.md", "sdk/python/*.md", "examples/**/*.md")
+    for p in ROOT.glob(pattern)
+)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as the usual renderers make them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+    heads = re.findall(r"^#+ +(.*?) *$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in heads}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links(page: str) -> None:
+    path = ROOT / page
+    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.M | re.S)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        file, _, anchor = link.partition("#")
+        target = path.parent / file if file else path
+        assert target.exists(), f"{page} links to {link}"
+        assert not anchor or anchor in anchors(target), f"{page} links to {link}"
+
+
+def test_rooms_exist() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    table = page.split("| room | subject |")[1].split("\n\n")[0]
+    rooms = [name for row in table.splitlines()[2:] for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
+    assert len(rooms) > 10
+    for room in rooms:
+        assert (ROOT / room).is_dir(), room
+    named = {r.rstrip("/") for r in rooms}
+    for doc in ROOT.glob("**/doc.go"):
+        package = doc.parent.relative_to(ROOT).as_posix()
+        if not package.startswith(("build/", "bin/")):
+            assert any(package == r or package.startswith(f"{r}/") for r in named), f"no room for {package}"
+
+
+def functions(package: str) -> set[str]:
+    """The names of a Go package's functions."""
+    return {
+        name
+        for file in (ROOT / package).glob("*.go")
+        for name in re.findall(r"^func (?:\([^)]*\) )?(\w+)\(", file.read_text(), re.M)
+    }
+
+
+def python_tests() -> set[str]:
+    """The tests and test files of this directory."""
+    here = Path(__file__).parent
+    found = {p.stem for p in here.glob("test_*.py")}
+    for p in here.glob("test_*.py"):
+        found |= set(re.findall(r"^def (test_\w+)\(", p.read_text(), re.M))
+    return found
+
+
+TEST = r"\b(?:Test|Fuzz|Benchmark)[A-Z]\w*"
+"""A test's name in prose."""
+
+PACKAGES = sorted(p.parent.relative_to(ROOT).as_posix() for p in ROOT.glob("**/doc.go"))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_cited_tests_of_packages(package: str) -> None:
+    text = re.sub(r"\n// *", " ", (ROOT / package / "doc.go").read_text())
+    there = functions(package)
+    # "natskv's TestX" is a test of the neighbour.
+    for neighbour, name in re.findall(rf"(\w+)'s ({TEST})", text):
+        beside = (ROOT / package).parent / neighbour
+        there |= {name} & functions(beside.relative_to(ROOT).as_posix())
+    missing = {name for name in re.findall(TEST, text) if name not in there}
+    missing |= {name for name in re.findall(r"\btest_\w+", text) if name not in python_tests()}
+    if package == "rdma":  # held by the conformance suite, whose tests stand in brackets
+        suite = functions("rdma/fabrictest")
+        cited = re.findall(r"\(((?:[A-Z]\w+, )*[A-Z]\w+)\)", text)
+        assert len(cited) > 5
+        missing |= {name for group in cited for name in group.split(", ") if f"test{name}" not in suite}
+    assert not missing, f"{package}/doc.go cites tests that are not there"
+
+
+def test_cited_tests_of_the_architecture() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    rows = page.split("| invariant | held by |")[1].split("\n\n")[0].splitlines()[2:]
+    assert len(rows) > 5
+    for row in rows:
+        package = ""
+        for path, name in re.findall(r"`([^`]+)`|\b([A-Z][a-z]+[A-Z]\w*)", row.split("|")[2]):
+            if path:
+                package = path
+                assert (ROOT / package).is_dir(), row
+            else:
+                assert {name, f"test{name}"} & functions(package), f"{package} has no {name}"
