@@ -210,14 +210,16 @@ func (e *Engine) RegisterCache(ctx context.Context, id ClientID, r wire.Register
 	if err := checkName(op, r.Name); err != nil {
 		return none, nil, err
 	}
-	for _, f := range [...]struct{ name, v string }{{"model", r.Model}, {"revision", r.Revision}, {"compat", r.Compat}} {
-		if len(f.v) > blockdb.MaxStringBytes || (f.name == "model" && f.v == "") {
-			return none, nil, fault.Invalid(op, f.name, "%d bytes, allowed %s..%d", len(f.v), map[bool]string{true: "1", false: "0"}[f.name == "model"], blockdb.MaxStringBytes)
+	for _, f := range [...]struct {
+		name, v string
+		least   int
+	}{{"model", r.Model, 1}, {"revision", r.Revision, 0}, {"compat", r.Compat, 0}} {
+		if n := len(f.v); n < f.least || n > blockdb.MaxStringBytes {
+			return none, nil, fault.Invalid(op, f.name, "%d bytes, allowed %d..%d", n, f.least, blockdb.MaxStringBytes)
 		}
 	}
 	e.mu.Lock()
-	c, err := e.lookup(op, id)
-	if err != nil {
+	if _, err := e.lookup(op, id); err != nil {
 		e.mu.Unlock()
 		return none, nil, err
 	}
@@ -225,7 +227,8 @@ func (e *Engine) RegisterCache(ctx context.Context, id ClientID, r wire.Register
 	// A client that comes back finds its former connection's cache still being fenced: it waits for that. A
 	// quarantined one it would wait for in vain.
 	e.awaitLocked(ctx, func() bool { old := e.names[key]; return old == nil || !old.client.gone || old.stuck })
-	if c, err = e.lookup(op, id); err != nil { // gone while it waited
+	c, err := e.lookup(op, id)
+	if err != nil { // gone while it waited
 		e.mu.Unlock()
 		return none, nil, err
 	}
