@@ -21,13 +21,17 @@ type Options struct {
 	Live     func() error  // nil: alive as long as it can answer
 	Ready    func() error  // nil: always. The error's text is shown
 	Status   func() any    // marshalled as JSON
-	Timeout  time.Duration // for a request to arrive, again for its answer to leave, and for requests in progress at the end. Default 5 s
+	Timeout  time.Duration // for a request to arrive, and again for its answer to leave. Default 5 s
 	MaxConns int           // connections at a time; more wait in the kernel. Default 128
 	Logger   *slog.Logger  // default: silent
 }
 
 // maxHeader bounds a request's header in bytes; the answers need nothing of it.
 const maxHeader = 8 << 10
+
+// endTimeout is how long requests in progress have at the end. Answers take no time; what remains are connections that
+// have said nothing, which Shutdown alone would wait for.
+const endTimeout = 500 * time.Millisecond
 
 // Serve answers until ctx ends, then lets requests in progress finish. It returns when nothing of it is left: nil
 // after ctx ended, else why the listener failed.
@@ -69,7 +73,7 @@ func Serve(ctx context.Context, o Options) error {
 		return fault.Wrap(fault.Internal, op, err)
 	case <-ctx.Done():
 	}
-	sctx, cancel := context.WithTimeout(context.Background(), o.Timeout)
+	sctx, cancel := context.WithTimeout(context.Background(), min(o.Timeout, endTimeout))
 	defer cancel()
 	if err := srv.Shutdown(sctx); err != nil {
 		_ = srv.Close() // a client that does not take its answer

@@ -354,7 +354,11 @@ func (n *Node) fail(err error) {
 }
 
 func (n *Node) logged(part string, err error) {
-	if err != nil {
+	switch {
+	case err == nil:
+	case errors.Is(err, fault.ErrRegistryUnavailable): // what is left there expires by itself
+		n.log.Warn("the registry is away", "part", part, "error", err)
+	default:
 		n.log.Error("closing failed", "part", part, "error", err)
 	}
 }

@@ -176,7 +176,20 @@ func (s *Links) connectAny(ctx context.Context, ref xfer.PeerRef) (*link, error)
 	if best == nil { // there was none to try
 		best = &fault.Error{Code: fault.PeerUnreachable, Op: "dial", Peer: ref.Node, Detail: "neither the ticket nor the directory has an address"}
 	}
+	if errors.Is(best, fault.ErrPeerUnreachable) && s.restarted(&ref) {
+		best = &fault.Error{Code: fault.StaleEpoch, Op: "dial", Peer: ref.Node, Detail: "the directory has it under another epoch", Err: best}
+	}
 	return nil, best
+}
+
+// restarted says whether the directory has the node under another epoch. That only explains a failure: a node that
+// answers at the ticket's address is believed, whatever the directory says.
+func (s *Links) restarted(ref *xfer.PeerRef) bool {
+	if s.opt.Resolve == nil {
+		return false
+	}
+	_, epoch, ok := s.opt.Resolve(ref.Node)
+	return ok && epoch != ref.Epoch
 }
 
 // connect makes a link that is started but not opened.

@@ -260,6 +260,18 @@ func TestErrorOfANodeThatAnswered(t *testing.T) {
 	dialFails(t, a, xfer.PeerRef{Node: "b", Epoch: epochA, Addr: dead.Addr().String()}, fault.ErrStaleEpoch)
 }
 
+// A node that came back elsewhere is known by the directory: the ticket is old, the node is not gone.
+func TestNodeThatRestartedElsewhere(t *testing.T) {
+	dead := listen(t, "127.0.0.1:0")
+	require.NoError(t, dead.Close())
+	b := newNode(t, "b", epochB)
+	a := newNode(t, "a", epochA, func(o *Options) {
+		o.Resolve = func(string) (string, string, bool) { return b.addr, epochB, true }
+	})
+	err := dialFails(t, a, xfer.PeerRef{Node: "b", Epoch: epochA, Addr: dead.Addr().String()}, fault.ErrStaleEpoch)
+	assert.ErrorIs(t, err, syscall.ECONNREFUSED)
+}
+
 func TestReconnect(t *testing.T) {
 	a, b := newNode(t, "a", epochA), newNode(t, "b", epochB)
 	first := dial(t, a, b.ref())

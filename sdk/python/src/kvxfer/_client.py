@@ -88,8 +88,8 @@ class Client:
     well; what takes long is a pending thing, which asyncio awaits.
 
     It is a context manager that closes itself. In a forked child it and everything made from it raise
-    ForkedClient: connect again there. Losing the daemon ends everything pending with DaemonUnavailable
-    (released=False); see :meth:`reconnect`.
+    ForkedClient: connect again there. Losing the daemon ends everything pending with DaemonUnavailable,
+    or with Draining where it said that it shuts down (released=False); see :meth:`reconnect`.
 
     Attributes:
         socket: path of the daemon's socket.
