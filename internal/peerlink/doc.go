@@ -28,7 +28,7 @@
 //   - a silent, stopped or unreading peer costs its own link within the heartbeat's bound, and Close is not held up:
 //     TestSilentPeerIsLost, TestPeerThatDoesNotRead, TestCloseDoesNotWaitForAFullSocket, TestQueueOverflow
 //   - whoever connects costs little and can be put out: TestGarbage, TestSilentVisitorsAreBounded, TestSlowHello,
-//     FuzzVisitor
+//     FuzzVisitor; a link's dialer can make this node hold no more than a notification: TestDialersArrayIsBounded
 //   - the session is closed before LinkDown: TestSessionEndsBeforeLinkDown
 //   - nothing is left after Close: TestMain (goroutines), TestNoDescriptorIsLeft
 package peerlink

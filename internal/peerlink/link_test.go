@@ -32,13 +32,14 @@ func TestFramesInOrder(t *testing.T) {
 	sizes := make([]int, n)
 	var wg sync.WaitGroup
 	for _, x := range []struct {
-		l    xfer.Link
-		kind wire.Kind
-	}{{l, wire.KindFin}, {m, wire.KindEnded}} {
+		l       xfer.Link
+		kind    wire.Kind
+		largest int
+	}{{l, wire.KindFin, wire.MaxNotification}, {m, wire.KindEnded, len(payload)}} {
 		for i := range sizes {
 			sizes[i] = rng.IntN(64)
 			if rng.IntN(100) == 0 {
-				sizes[i] = rng.IntN(len(payload))
+				sizes[i] = rng.IntN(x.largest + 1)
 			}
 		}
 		send := append([]int(nil), sizes...)
@@ -331,4 +332,18 @@ func TestCloseGivesUpWaiting(t *testing.T) {
 	defer cancel()
 	assert.ErrorIs(t, b.Close(ctx), fault.ErrDeadlineExceeded)
 	close(release)
+}
+
+// A dialer has nothing larger to send than a notification, so a larger claim is refused at its header.
+func TestDialersArrayIsBounded(t *testing.T) {
+	b := newNode(t, "b", epochB, never)
+	c, l := rawLink(t, b, 0)
+	send(t, c, frame(t, wire.KindFin, 0, nil, make([]byte, wire.MaxNotification)))
+	eventually(t, "the largest notification", func() bool { return len(b.h.received(l)) == 1 })
+	big := frame(t, wire.KindBind, 1, nil, make([]byte, wire.MaxNotification+1))
+	send(t, c, big[:wire.HeaderSize])
+	f := receive(t, c)
+	assert.Equal(t, wire.KindError, f.Kind)
+	assert.Equal(t, "array_length", body[fault.Wire](t, f).Field)
+	assert.ErrorIs(t, waitDown(t, b, l), fault.ErrProtocolViolation)
 }

@@ -24,14 +24,25 @@ func (r lifeReader) Read(b []byte) (int, error) {
 	return n, err
 }
 
+// limits is what a frame of the peer may hold. A dialer has no array to send but a FIN's notification; whoever can
+// dial must not make this node hold a block list's 64 MiB for every link.
+func (l *link) limits() wire.Limits {
+	lim := wire.PeerLimits
+	if !l.dialed {
+		lim.Array = wire.MaxNotification
+	}
+	return lim
+}
+
 // read is the reader's goroutine. After the link went down it throws away what still comes, until the connection is
 // closed or its deadline has passed: see sayGoodbye.
 func (l *link) read() {
 	defer l.wg.Done()
 	l.busy.Store(false)
 	r := bufio.NewReaderSize(lifeReader{l}, 32<<10)
+	lim := l.limits()
 	for {
-		f, err := wire.ReadFrame(r, wire.PeerLimits)
+		f, err := wire.ReadFrame(r, lim)
 		if err == nil {
 			err = l.receive(f)
 		}
