@@ -4,6 +4,7 @@
 // Invariants, each with the test that holds it:
 //   - nothing is granted before the former process on the state directory is gone: incarnation's
 //     TestWaitsForALiveProcess, test/integration test_second_daemon_waits_for_the_state_directory
-//   - after Close no peer can touch a client's memory, and nothing of the node is left: TestNodeStartsAndStops
+//   - after Close no peer can touch a client's memory, and nothing of the node is left: TestNodeStartsAndStops;
+//     nor after a start that failed: TestFailedStartLeavesNothing
 //   - an idle node uses less than 1% of a core: test/integration test_idle
 package node

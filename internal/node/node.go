@@ -293,7 +293,15 @@ func (n *Node) startLocal(context.Context) (err error) {
 		Path: n.cfg.Socket, Engine: n.engine, Node: n.cfg.Node, Epoch: n.inc.Epoch(), BootID: n.inc.BootID(), Software: "kvxfer " + version.Version,
 		Tenant: n.cfg.Tenant, AllowUIDs: n.cfg.AllowUIDs, MaxClients: n.cfg.MaxClients, Spans: n.clientSpan, Status: n.status, Logger: n.log,
 	})
-	return err
+	if err != nil {
+		return err
+	}
+	n.later(func() { // at the end nothing runs any more, so clients have nothing to wait for: they are told and let go
+		now, cut := context.WithCancel(context.Background())
+		cut()
+		n.logged("clients", n.local.Close(now))
+	})
+	return nil
 }
 
 func (n *Node) startHTTP(context.Context) error {
@@ -376,10 +384,6 @@ func (n *Node) Close(ctx context.Context) {
 		drain, cancel := context.WithTimeout(ctx, n.cfg.DrainTimeout)
 		n.engine.Drain(drain)
 		cancel()
-		// Nothing runs any more, so clients have nothing to wait for: they are told and let go.
-		now, cut := context.WithCancel(context.Background())
-		cut()
-		n.logged("clients", n.local.Close(now))
 		n.unwind()
 		n.log.Info("ended")
 	})

@@ -105,6 +105,19 @@ func TestTakenPortNamesTheField(t *testing.T) {
 	}
 }
 
+// The last step of a start fails: what the steps before it began is ended, the clients' socket too.
+func TestFailedStartLeavesNothing(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, infoName+".tmp"), 0o700))
+	require.NoError(t, os.Chmod(dir, 0o700))
+	cfg := testConfig(t, "n0", dir)
+	_, err := start(t, cfg)
+	require.Error(t, err)
+	assert.NoFileExists(t, cfg.Socket)
+	_, err = net.Dial("unix", cfg.Socket)
+	assert.Error(t, err)
+}
+
 func TestAdvertisedPort(t *testing.T) {
 	bound := &net.TCPAddr{IP: net.IPv4(10, 0, 0, 1), Port: 7420}
 	for want, have := range map[string]string{
