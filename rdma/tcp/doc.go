@@ -39,7 +39,8 @@
 //   - Post takes what the window holds, by count and bytes: TestBackPressure
 //   - a fault in memory ends one operation, not the lane: TestMemoryFaults, TestHoleInFullTmpfs
 //   - nobody without the secret gets a lane: TestHelloIsChecked; a malformed frame ends the session: TestMalformedFramesEndTheSession
-//   - a peer cannot make a target keep more than a bound: TestAPeerThatDoesNotReadIsHeldBack
+//   - a peer cannot make a target keep more than a bound: TestAPeerThatDoesNotReadIsHeldBack,
+//     TestArrivalsThatNobodyPollsHoldTheLaneBack
 //   - no goroutine or descriptor outlives Close: TestProviderCloseLeavesNothing and TestMain
 //   - no allocation for a block: TestNoAllocationPerBlock
 //   - bytes on the wire do not change within a version: TestGoldenFrames

@@ -3,6 +3,7 @@ package tcp
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/rdma"
@@ -16,10 +17,37 @@ type eventQueue struct {
 	n      int
 	closed bool
 	wake   chan struct{} // capacity 1: a token says that the queue may have become non-empty
+	full   atomic.Bool   // n is at least maxEvents
+	room   sync.Cond     // it is no longer, or a lane is over
 }
 
+// maxEvents is where the lanes of targets wait for whoever polls. What an initiator queues is bounded by its window,
+// but a peer may write one piece again and again, and each time is an arrival.
+const maxEvents = 1 << 16
+
 func newEventQueue() *eventQueue {
-	return &eventQueue{ring: make([]rdma.Event, 64), wake: make(chan struct{}, 1)}
+	q := &eventQueue{ring: make([]rdma.Event, 64), wake: make(chan struct{}, 1)}
+	q.room.L = &q.mu
+	return q
+}
+
+// hold waits until the queue has room or over says so; the caller is in no gate.
+func (q *eventQueue) hold(over func() bool) {
+	if !q.full.Load() {
+		return
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for q.n >= maxEvents && !over() {
+		q.room.Wait()
+	}
+}
+
+// letGo makes those in hold ask again whether it is over.
+func (q *eventQueue) letGo() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.room.Broadcast()
 }
 
 func (q *eventQueue) push(evs ...rdma.Event) {
@@ -34,6 +62,7 @@ func (q *eventQueue) push(evs ...rdma.Event) {
 		q.ring[(q.head+q.n)&(len(q.ring)-1)] = evs[i]
 		q.n++
 	}
+	q.full.Store(q.n >= maxEvents)
 	q.mu.Unlock()
 	q.signal()
 }
@@ -61,6 +90,9 @@ func (q *eventQueue) poll(dst []rdma.Event) int {
 		q.head = (q.head + 1) & (len(q.ring) - 1)
 	}
 	q.n -= n
+	if q.n < maxEvents && q.full.Swap(false) {
+		q.room.Broadcast()
+	}
 	return n
 }
 

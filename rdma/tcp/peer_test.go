@@ -278,6 +278,44 @@ func TestAPeerThatDoesNotReadIsHeldBack(t *testing.T) {
 	require.NoError(t, tgt.Close())
 }
 
+// A peer that writes one byte again and again does not fill this node with arrivals: its lane waits for whoever polls,
+// and Close does not wait for the lane.
+func TestArrivalsThatNobodyPollsHoldTheLaneBack(t *testing.T) {
+	n, tgt, _, l, k := lone(t)
+	go func() { _, _ = io.Copy(io.Discard, l) }()
+	sent := make(chan struct{})
+	go func() {
+		defer close(sent)
+		const batch = 256
+		for seq := uint64(1); seq < 3*maxEvents; {
+			var b []byte
+			for range batch {
+				b = append(b, frame(header{kind: kindWrite, seq: seq, key: uint64(k), total: 1}, []desc{{0, 1}}, []byte{1}, 0)...)
+				seq++
+			}
+			if _, err := l.Write(b); err != nil {
+				return
+			}
+		}
+	}()
+	queued := func() int {
+		n.events.mu.Lock()
+		defer n.events.mu.Unlock()
+		return n.events.n
+	}
+	full := func() bool { return queued() >= maxEvents }
+	eventually(t, "a full queue", full)
+	for range 200 { // each place that is made is taken by one more
+		require.Equal(t, maxEvents, queued())
+		require.Equal(t, 1, n.Poll(make([]rdma.Event, 1)))
+		eventually(t, "a full queue again", full)
+	}
+	require.NoError(t, tgt.Fence(k))
+	require.NoError(t, tgt.Close())
+	<-sent
+	require.Equal(t, maxEvents, queued())
+}
+
 // Memory with a page that nobody may touch: the kernel answers EFAULT, and the lane goes on.
 func TestMemoryFaults(t *testing.T) {
 	p := newPair(t, 8<<20, Options{Lanes: 1}, Options{})

@@ -163,6 +163,7 @@ func (t *target) end(why fault.Code, cause error) {
 			closeConn(l.conn, l.raw)
 		}
 	}
+	t.p.events.letGo()
 	if why != fault.Closed {
 		t.p.opt.Logger.Info("session down", "role", "target", "session", uint64(t.id), "code", why.String(), "error", cause)
 	}

@@ -25,6 +25,7 @@ func (l *targetLane) read() {
 	defer l.t.wg.Done()
 	defer l.unuse()
 	for {
+		l.t.p.events.hold(l.isOver)
 		if err := l.readFrame(); err != nil {
 			l.t.fail(err)
 			return

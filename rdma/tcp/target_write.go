@@ -57,6 +57,12 @@ func (l *targetLane) stop() {
 	l.mu.Unlock()
 }
 
+func (l *targetLane) isOver() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.over
+}
+
 // say queues a result and, when nobody else is writing, sends it at once: a goroutine less to wake.
 func (l *targetLane) say(r result) {
 	l.mu.Lock()
