@@ -111,7 +111,33 @@ def arguments() -> argparse.Namespace:
         ap.error(f"--block-tokens: {args.block_tokens}, allowed 1..1024")
     if not 1 <= args.tokens <= 1024:
         ap.error(f"--tokens: {args.tokens}, allowed 1..1024")
+    try:
+        args.text = args.prompt.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as e:
+        ap.error(f"--prompt: {e}, allowed a readable file of UTF-8 text")
+    if not args.text:
+        ap.error(f"--prompt: {args.prompt} is empty, allowed at least one character that is no white space")
+    if not os.access(args.bin, os.X_OK) or args.bin.is_dir():
+        ap.error(f"--bin: {args.bin} is no program, allowed the binary that `make build` makes")
+    try:
+        make_room(args.out)
+    except OSError as e:
+        ap.error(f"--out: {e}, allowed a directory that can be written")
     return args
+
+
+def make_room(out: Path) -> None:
+    """Make ``out`` and remove what a former run left there; the user's own files in it stay."""
+    out.mkdir(parents=True, exist_ok=True)
+    for name in ("prefill", "decode"):
+        state = out / name
+        if not state.exists():
+            continue
+        # Only what a daemon left, also one that did not start: --out may be any directory of the user's.
+        if (state / "daemon.lock").exists() or all(f.name == "log.txt" for f in state.iterdir()):
+            shutil.rmtree(state)
+        else:
+            raise FileExistsError(f"{state} exists and is not of the demo")
 
 
 def reference(
@@ -137,7 +163,7 @@ def main() -> int:
     checkpoint = Checkpoint(find_gguf())
     config = checkpoint.config()
     tokenizer = Tokenizer(checkpoint)
-    ids = tokenizer.chat(args.prompt.read_text(encoding="utf-8").strip())
+    ids = tokenizer.chat(args.text)
     if len(ids) + args.tokens > config.context:
         raise SystemExit(
             f"--prompt: {len(ids)} tokens and {args.tokens} more, the model takes {config.context}"
@@ -150,7 +176,6 @@ def main() -> int:
     total = 4 * need  # as in an engine at work, a request's blocks lie all over the cache
     tables = [rng.sample(range(total), need) for _ in range(2)]
 
-    shutil.rmtree(args.out, ignore_errors=True)
     with ExitStack() as stack:
         run = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvxfer-")))
         progress("starting the decode node and the prefill node")

@@ -267,7 +267,7 @@ func TestDescriptors(t *testing.T) {
 		}, wire.KindError, "fd_count"},
 		"body refused": {1, func(c *testClient, fds []int) {
 			c.raw(frame(wire.KindRegisterRegion, map[string]any{"name": 1}, 1), fds...)
-		}, wire.KindError, "body"},
+		}, wire.KindError, "name"},
 		"field refused":  {1, func(c *testClient, fds []int) { c.raw(frame(wire.KindRegisterRegion, region("", size), 1), fds...) }, wire.KindError, "name"},
 		"memory refused": {1, func(c *testClient, fds []int) { c.raw(frame(wire.KindRegisterRegion, region("kv", 2*size), 1), fds...) }, wire.KindError, "size"},
 		"engine refused": {1, func(c *testClient, fds []int) {

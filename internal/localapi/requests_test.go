@@ -136,7 +136,7 @@ func TestFieldsOutOfRange(t *testing.T) {
 		array []byte
 		field string
 	}{
-		"body of wrong type": {wire.KindRevoke, map[string]any{"lease": "x"}, nil, "body"},
+		"body of wrong type": {wire.KindRevoke, map[string]any{"lease": "x"}, nil, "lease"},
 		"no body":            {wire.KindLease, nil, one, "body"},
 		"odd blocks":         {wire.KindEvict, &wire.Evict{}, []byte{1, 2, 3}, "blocks"},
 		"odd vouches":        {wire.KindRegisterCache, cache("c"), []byte{1, 2, 3}, "vouched"},
@@ -180,7 +180,7 @@ func TestViolations(t *testing.T) {
 		"short layer part":     {frame(wire.Frame{Kind: wire.KindPushLayer, Array: layer[1:]}), fault.ErrProtocolViolation, "layer_part"},
 		"finish without body":  {frame(wire.Frame{Kind: wire.KindPushFinish}), fault.ErrProtocolViolation, "body"},
 		"cancel with array":    {frame(wire.Frame{Kind: wire.KindPushCancel, JSON: []byte("{}"), Array: layer}), fault.ErrProtocolViolation, "array_length"},
-		"spans of wrong type":  {frame(wire.Frame{Kind: wire.KindSpans, JSON: []byte(`{"spans":1}`)}), fault.ErrProtocolViolation, "body"},
+		"spans of wrong type":  {frame(wire.Frame{Kind: wire.KindSpans, JSON: []byte(`{"spans":1}`)}), fault.ErrProtocolViolation, "spans"},
 		"large notification": {frame(wire.Frame{Kind: wire.KindPushFinish, JSON: []byte(`{"transfer":1}`),
 			Array: make([]byte, wire.MaxNotification+1)}), fault.ErrInvalidArgument, "notification"},
 	} {

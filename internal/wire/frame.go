@@ -1,10 +1,13 @@
 package wire
 
 import (
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
+	"reflect"
 	"strings"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
@@ -219,12 +222,40 @@ func readN(r io.Reader, n int) ([]byte, error) {
 	}
 }
 
-// Decode reads the frame's JSON body into v; unknown fields are ignored (they come from a newer version).
+// Decode reads the frame's JSON body into v; unknown fields are ignored (they come from a newer version). Its error
+// names the field whose type is wrong, or "body" when the whole cannot be read.
 func (f *Frame) Decode(v any) error {
-	if err := json.Unmarshal(f.JSON, v); err != nil {
+	err := json.Unmarshal(f.JSON, v)
+	var wrong *json.UnmarshalTypeError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &wrong):
+		return violation(clip(cmp.Or(wrong.Field, "body"), maxEcho), "%s: JSON %s, allowed %s", f.Kind, clip(wrong.Value, maxEcho), jsonType(wrong.Type))
+	default:
 		return violation("body", "%s: %s", f.Kind, clip(err.Error(), maxEcho))
 	}
-	return nil
+}
+
+// jsonType says a field's type in the protocol's words: who reads it may not know Go.
+func jsonType(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.Bool:
+		return "true or false"
+	case reflect.String:
+		return "a string"
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
+		return fmt.Sprintf("an integer of %d bits", t.Bits())
+	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		return fmt.Sprintf("an integer of 0..2^%d-1", t.Bits())
+	case reflect.Slice, reflect.Array:
+		if t.Elem().Kind() == reflect.Uint8 {
+			return "a string of base64"
+		}
+		return "a list"
+	default:
+		return "an object"
+	}
 }
 
 // maxEcho bounds in bytes what an error repeats of the other side's text: JSON errors quote numbers of any length, and

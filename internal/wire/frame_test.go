@@ -184,6 +184,31 @@ func TestDecodeIgnoresUnknownFields(t *testing.T) {
 	}
 }
 
+func TestDecodeNamesTheField(t *testing.T) {
+	for _, c := range []struct {
+		body, field, allowed string
+		to                   any
+	}{
+		{`{"cache":-1}`, "cache", "0..2^64-1", &LeaseRequest{}},
+		{`{"cache":"1"}`, "cache", "0..2^64-1", &LeaseRequest{}},
+		{`{"mode":1}`, "mode", "a string", &LeaseRequest{}},
+		{`{"ttl_ms":1.5}`, "ttl_ms", "an integer of 64 bits", &LeaseRequest{}},
+		{`{"layout":{"kv_heads":4294967296}}`, "layout.kv_heads", "0..2^32-1", &RegisterCache{}},
+		{`{"layout":7}`, "layout", "an object", &RegisterCache{}},
+		{`{"layerwise":1}`, "layerwise", "true or false", &PushRequest{}},
+		{`{"spans":1}`, "spans", "a list", &Spans{}},
+		{`[]`, "body", "an object", &LeaseRequest{}},
+		{`{"cache":1`, "body", "", &LeaseRequest{}},
+	} {
+		err := (&Frame{Kind: KindLease, JSON: []byte(c.body)}).Decode(c.to)
+		var e *fault.Error
+		require.ErrorAs(t, err, &e, c.body)
+		assert.Equal(t, c.field, e.Field, c.body)
+		assert.Contains(t, e.Detail, c.allowed, c.body)
+		assert.NotContains(t, e.Detail, "Go ", c.body)
+	}
+}
+
 func FuzzReadFrame(f *testing.F) {
 	for _, c := range goldenCases() {
 		f.Add(Append(nil, c.frame))
