@@ -32,6 +32,8 @@ import (
 const (
 	// startTimeout bounds the wait for a former process and for the registry.
 	startTimeout = 30 * time.Second
+	// noticeAfter is when the log says that a start waits.
+	noticeAfter = 2 * time.Second
 	// returnTime is how long clients of a former daemon have to register again before their blocks are forgotten.
 	returnTime = 10 * time.Minute
 	// endTimeout bounds each closing step that waits for the outside.
@@ -75,6 +77,11 @@ func Start(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *Node, e
 			n.unwind()
 		}
 	}()
+	// Two steps wait for others: a former daemon's exit and the registry. Whoever watches learns that it is no hang.
+	notice := time.AfterFunc(noticeAfter, func() {
+		log.Info("still starting: waits for a former daemon of the state directory or for the registry", "state_dir", cfg.StateDir, "gives_up_after", startTimeout)
+	})
+	defer notice.Stop()
 	for _, step := range []func(context.Context) error{
 		n.startIncarnation, n.startTelemetry, n.startStore, n.startRegistry, n.startEngine, n.startHTTP, n.announce, n.startLocal,
 	} {

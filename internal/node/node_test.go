@@ -10,6 +10,8 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -92,6 +94,45 @@ func TestNameOfALiveNodeIsRefused(t *testing.T) {
 	_, err = start(t, testConfig(t, "n0", filepath.Join(t.TempDir(), "state"), "--nats", n.Info().NATSURL))
 	assert.ErrorIs(t, err, fault.ErrNameTaken)
 	n.Close(t.Context())
+}
+
+// notices says when a record with the given text is logged.
+type notices struct {
+	slog.Handler
+	text string
+	seen chan struct{}
+	once *sync.Once
+}
+
+func (h notices) Enabled(context.Context, slog.Level) bool { return true }
+
+func (h notices) Handle(_ context.Context, r slog.Record) error {
+	if strings.HasPrefix(r.Message, h.text) {
+		h.once.Do(func() { close(h.seen) })
+	}
+	return nil
+}
+
+func TestStartThatWaitsSaysSo(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	n, err := start(t, testConfig(t, "n0", dir))
+	require.NoError(t, err)
+	defer n.Close(context.Background())
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	h := notices{slog.DiscardHandler, "still starting", make(chan struct{}), new(sync.Once)}
+	end := make(chan error, 1)
+	cfg := testConfig(t, "n0", dir)
+	go func() { _, err := Start(ctx, cfg, slog.New(h)); end <- err }()
+	select {
+	case <-h.seen:
+	case err := <-end:
+		t.Fatalf("it ended without a word: %v", err)
+	}
+	cancel()
+	err = <-end
+	require.ErrorIs(t, err, fault.ErrAlreadyExists)
+	assert.Equal(t, "state-dir", fault.From("", err).Field)
 }
 
 func TestTakenPortNamesTheField(t *testing.T) {

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import kvxfer
 import pytest
 
 from daemon import PATIENCE, PLAIN_BINARY, ROOT, until
@@ -19,9 +22,14 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", page, re.M | re.S)
 
 
+def serve_lines(page: str) -> list[str]:
+    """The daemons of a page: one alone, then a fleet."""
+    return [line for block in blocks(page, "sh") for line in block.splitlines() if "serve" in line]
+
+
 def test_first_program(run_dir: Path) -> None:
     page = (ROOT / "README.md").read_text().replace("/tmp/kvx/", f"{run_dir}/kvx/")
-    (serve,) = (line for block in blocks(page, "sh") for line in block.splitlines() if "serve" in line)
+    serve = serve_lines(page)[0]
     (program,) = blocks(page, "python")
     words = shlex.split(serve)
     assert ROOT / words[0] == PLAIN_BINARY
@@ -43,6 +51,38 @@ def test_first_program(run_dir: Path) -> None:
         daemon.terminate()
         code = daemon.wait(PATIENCE)
     assert code == 0, (run_dir / "log.txt").read_text()
+
+
+def test_fleet(run_dir: Path) -> None:
+    """The two lines of the fleet, on the loop-back interface and with ports of the kernel's choice."""
+    _, first, other = serve_lines((ROOT / "README.md").read_text())
+    daemons: list[subprocess.Popen[bytes]] = []
+    infos: list[dict[str, Any]] = []
+
+    def serve(line: str) -> None:
+        base = run_dir / str(len(daemons))
+        own = ["--state-dir", f"{base}/state", "--socket", f"{base}/k.sock", "--http", "127.0.0.1:0"]
+        with (run_dir / f"log{len(daemons)}.txt").open("wb") as log:
+            words = [*shlex.split(line, comments=True), *own]
+            daemons.append(
+                subprocess.Popen(words, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            )
+        until("the daemon", (base / "state" / "node.json").exists)
+        infos.append(json.loads((base / "state" / "node.json").read_text()))
+
+    try:
+        serve(first.replace("eth0", "lo:0"))
+        serve(other.replace("eth0", "lo:0").replace("nats://10.0.0.1:4222", infos[0]["nats_url"]))
+
+        def together() -> bool:
+            with kvxfer.connect(infos[1]["socket"]) as client:
+                return set(client.status().nodes) == {"prefill-0", "decode-0"}
+
+        until("both nodes to know each other", together)
+    finally:
+        for daemon in reversed(daemons):
+            daemon.terminate()
+            assert daemon.wait(PATIENCE) == 0
 
 
 PAGES = sorted(
