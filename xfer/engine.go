@@ -101,6 +101,9 @@ func (e *Engine) Drain(ctx context.Context) {
 	e.mu.Lock()
 	e.draining = true
 	e.mu.Unlock()
+	for _, l := range e.allLeases() { // nobody can bind these any more, so there is nothing to wait for
+		l.revokeUnbound(fault.Draining)
+	}
 	e.waitIdle(ctx)
 	for _, l := range e.allLeases() {
 		l.revoke(fault.Draining)

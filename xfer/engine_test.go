@@ -414,6 +414,33 @@ func TestBadRequestsNameTheField(t *testing.T) {
 	assert.True(t, w.mem.unmapped.Load())
 }
 
+// TestDrainWaitsForTransfersOnly: a lease that nobody has bound cannot be bound any more, so it ends at once, while a
+// bound one keeps its time.
+func TestDrainWaitsForTransfersOnly(t *testing.T) {
+	net := newNetwork(t, "prefill", "decode")
+	src := newWorker(t, net.nodes["prefill"], "p", small, 8)
+	dst := newWorker(t, net.nodes["decode"], "d", small, 8)
+	bound, unbound := dst.lease(time.Hour, 1), dst.lease(time.Hour, 2)
+	transfer := src.push(bound.Ticket, time.Hour, 1)
+	src.layer(transfer, 0)
+	dst.until("a layer", func() bool { return len(dst.layers[bound.Lease]) == 1 })
+	drained := make(chan struct{})
+	go func() {
+		defer close(drained)
+		dst.node.engine.Drain(context.Background())
+	}()
+	ended := dst.leaseEnd(unbound.Lease)
+	assert.Equal(t, "Draining", ended.Error.Name)
+	assert.False(t, ended.Error.MayHaveWritten)
+	for layer := range small.Layers - 1 {
+		src.layer(transfer, layer+1)
+	}
+	src.node.engine.PushFinish(src.id, transfer, nil)
+	require.Nil(t, src.transferEnd(transfer).Error)
+	require.Nil(t, dst.leaseEnd(bound.Lease).Error)
+	<-drained
+}
+
 // TestSelfPush moves blocks between two clients of one node, over the same code path as between two nodes.
 func TestSelfPush(t *testing.T) {
 	rng := testseed.New(t)

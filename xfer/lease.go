@@ -135,6 +135,16 @@ func (e *Engine) Revoke(id ClientID, leaseID uint64) error {
 func (l *lease) revoke(code fault.Code) {
 	l.step(protocol.LeaseEvent{Kind: protocol.LeaseRevoke, Code: code})
 }
+
+// revokeUnbound ends the lease unless a transfer has bound it.
+func (l *lease) revokeUnbound(code fault.Code) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.m.Phase() == protocol.LeaseGranted {
+		l.run(protocol.LeaseEvent{Kind: protocol.LeaseRevoke, Code: code})
+	}
+}
+
 func (l *lease) tick()     { l.step(protocol.LeaseEvent{Kind: protocol.LeaseTick}) }
 func (l *lease) peerLost() { l.step(protocol.LeaseEvent{Kind: protocol.LeasePeerLost}) }
 
