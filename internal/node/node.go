@@ -184,7 +184,8 @@ func (n *Node) startRegistry(ctx context.Context) error {
 	}
 	dir, err := natskv.Connect(ctx, o)
 	if err != nil {
-		return err
+		fe := fault.From("start", err)
+		return &fault.Error{Code: fe.Code, Op: "start", Field: "nats", Detail: "the registry could not be reached", Err: err}
 	}
 	n.dir = dir
 	n.later(func() {
