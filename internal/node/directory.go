@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,12 +15,17 @@ import (
 
 // directory announces the engine's caches, in order, from a goroutine of its own: the engine must not wait for the
 // registry. What fails there is remembered and repeated by the registry itself.
+//
+// While the registry is away a call takes its time-out, and a client may register and drop caches much faster. So a
+// name waits once, with its last change, and a cache that came and went unsaid is not said at all: what waits is
+// bounded by the caches there are and those that the registry was told of.
 type directory struct {
 	reg registry.Directory
 	log *slog.Logger
 
 	mu      sync.Mutex
-	waiting []change
+	waiting []change            // one a name
+	said    map[string]struct{} // names that the registry may have
 	wake    chan struct{}
 }
 
@@ -33,7 +39,7 @@ type change struct {
 const directoryTimeout = 2 * time.Second
 
 func newDirectory(reg registry.Directory, log *slog.Logger) *directory {
-	return &directory{reg: reg, log: log, wake: make(chan struct{}, 1)}
+	return &directory{reg: reg, log: log, said: map[string]struct{}{}, wake: make(chan struct{}, 1)}
 }
 
 // PutCache implements xfer.Directory.
@@ -44,12 +50,33 @@ func (d *directory) DropCache(name string) { d.queue(change{name: name}) }
 
 func (d *directory) queue(c change) {
 	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.waiting = slices.DeleteFunc(d.waiting, func(old change) bool { return old.name == c.name })
+	if _, said := d.said[c.name]; c.entry == nil && !said {
+		return
+	}
 	d.waiting = append(d.waiting, c)
-	d.mu.Unlock()
 	select {
 	case d.wake <- struct{}{}:
 	default:
 	}
+}
+
+// next takes the change that has waited longest.
+func (d *directory) next() (c change, ok bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.waiting) == 0 {
+		return c, false
+	}
+	c = d.waiting[0]
+	d.waiting = slices.Delete(d.waiting, 0, 1)
+	if c.entry != nil {
+		d.said[c.name] = struct{}{}
+	} else {
+		delete(d.said, c.name)
+	}
+	return c, true
 }
 
 // run says what is queued until ctx ends; what is queued then is withdrawn with the node's entry anyway.
@@ -60,11 +87,7 @@ func (d *directory) run(ctx context.Context) {
 			return
 		case <-d.wake:
 		}
-		d.mu.Lock()
-		todo := d.waiting
-		d.waiting = nil
-		d.mu.Unlock()
-		for _, c := range todo {
+		for c, ok := d.next(); ok && ctx.Err() == nil; c, ok = d.next() {
 			if err := d.say(ctx, c); err != nil && ctx.Err() == nil {
 				d.log.Warn("cache not announced or withdrawn yet", "cache", c.name, "error", err)
 			}

@@ -6,5 +6,6 @@
 //     TestWaitsForALiveProcess, test/integration test_second_daemon_waits_for_the_state_directory
 //   - after Close no peer can touch a client's memory, and nothing of the node is left: TestNodeStartsAndStops;
 //     nor after a start that failed: TestFailedStartLeavesNothing
+//   - caches that come and go while the registry is away do not pile up: TestDirectoryKeepsTheLastWord
 //   - an idle node uses less than 1% of a core: test/integration test_idle
 package node
