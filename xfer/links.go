@@ -20,6 +20,7 @@ type linkState struct {
 	mu      sync.Mutex
 	down    bool
 	binding map[uint64]*push    // source: by request id
+	owed    map[uint64]struct{} // source: requests whose push has ended while the answer is still due
 	pushes  map[uint64]*push    // source: by the target's handle
 	leases  map[uint64]*lease   // target: by handle
 	windows map[rdma.Key]*lease // target: by window
@@ -29,7 +30,7 @@ type linkState struct {
 // LinkUp makes a link known. It comes before the link's first frame.
 func (e *Engine) LinkUp(l Link) {
 	name, _ := l.Provider()
-	ls := &linkState{e: e, link: l, provider: name, binding: map[uint64]*push{}, pushes: map[uint64]*push{},
+	ls := &linkState{e: e, link: l, provider: name, binding: map[uint64]*push{}, owed: map[uint64]struct{}{}, pushes: map[uint64]*push{},
 		leases: map[uint64]*lease{}, windows: map[rdma.Key]*lease{}}
 	if init := l.Initiator(); init != nil {
 		ls.out = newOutQueue(e, l, init, e.caps(name))
@@ -183,6 +184,7 @@ func (ls *linkState) frame(f wire.Frame) error {
 func (ls *linkState) bindAnswer(f wire.Frame) error {
 	ls.mu.Lock()
 	p := ls.binding[f.Request]
+	delete(ls.owed, f.Request)
 	if f.Kind == wire.KindError {
 		delete(ls.binding, f.Request)
 	}
@@ -293,12 +295,23 @@ func (ls *linkState) addBinding(request uint64, p *push) bool {
 func (ls *linkState) dropPush(request, handle uint64) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	// A push that ended before the answer stays registered: the answer must be met with ABORT.
 	if handle != 0 {
 		delete(ls.pushes, handle)
 		delete(ls.binding, request)
+		return
+	}
+	// A push that ended before the answer stays registered: the answer must be met with ABORT. A peer that lives and
+	// yet answers nothing is given up before these become many.
+	if ls.binding[request] == nil {
+		return
+	}
+	if ls.owed[request] = struct{}{}; len(ls.owed) == maxOwed {
+		ls.e.wg.Go(func() { ls.link.Close(fault.New(fault.PeerLost, "link", "%d binds have no answer", maxOwed)) })
 	}
 }
+
+// maxOwed is how many answers to BIND a peer may owe for pushes that have ended.
+const maxOwed = 256
 
 // send queues a frame; a link that is down makes itself known by LinkDown.
 func (ls *linkState) send(kind wire.Kind, body any, array []byte) {

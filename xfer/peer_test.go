@@ -224,6 +224,21 @@ func TestLateAnswerIsAborted(t *testing.T) {
 	assert.Equal(t, uint64(5), a.Handle)
 }
 
+// TestPeerThatNeverAnswersIsGivenUp: what the node keeps for answers that are still due is bounded.
+func TestPeerThatNeverAnswersIsGivenUp(t *testing.T) {
+	n := newFakeNode(t, nil)
+	l := n.source(8)
+	w := newWorker(t, n.node, "c", small, 8)
+	for i := range 256 {
+		require.False(t, l.down.Load(), "after %d", i)
+		id := w.push(ticket(1), time.Hour, 1)
+		l.take(wire.KindBind)
+		n.engine.PushCancel(w.id, id)
+		assert.Equal(t, "Cancelled", w.transferEnd(id).Error.Name)
+	}
+	n.until(l.down.Load)
+}
+
 // TestLinkDownMeetsTheAnswer loses the link while BOUND is being handled: the push hears of one of them.
 func TestLinkDownMeetsTheAnswer(t *testing.T) {
 	n := newFakeNode(t, nil)
