@@ -201,6 +201,28 @@ def test_another_daemon_does_not_fence_for_a_stopped_one(spawn: Callable[..., Da
         os.rename(old.path + ".new", old.path)
 
 
+def test_a_daemon_that_has_just_died(
+    daemon: FakeDaemon, client: kvxfer.Client, cache: kvxfer.Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process is gone, the end of its connection not yet read: reconnect waits for it."""
+    asked = threading.Event()
+    old = client._session.conn
+
+    def exited(timeout: float) -> bool:
+        asked.set()
+        return True
+
+    monkeypatch.setattr(old, "daemon_exited", exited)
+    daemon.epoch = "99" * 16
+    again = threading.Thread(target=client.reconnect, args=(20,))
+    again.start()
+    assert asked.wait(20), "the connection was taken for alive"
+    daemon.peer.close()
+    again.join()
+    assert client.epoch == "99" * 16
+    cache.lease([0])
+
+
 def test_where_the_daemon_cannot_be_watched(
     daemon: FakeDaemon, client: kvxfer.Client, cache: kvxfer.Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:

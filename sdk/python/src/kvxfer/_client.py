@@ -320,7 +320,8 @@ class Client:
             self._check_open("reconnect")
             with self._lock:
                 caches = list(self._caches)
-            if old.conn.alive:
+            # A daemon that has just died leaves a connection whose end was not read yet.
+            if old.conn.alive and not old.conn.daemon_exited(0):
                 return {c.name: _ids(c._vouched.packed()) for c in caches}
             old.conn.ended.wait(max(0.0, deadline - time.monotonic()))  # its handles have their outcome
             session = self._retry(lambda: self._greet(deadline), deadline)
