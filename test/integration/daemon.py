@@ -174,7 +174,7 @@ class Daemon:
         out: list[dict[str, Any]] = []
         if not self.trace_file.exists():
             return out
-        for line in self.trace_file.read_text().splitlines():
+        for line in self.trace_file.read_text().split("\n")[:-1]:  # the last one may still be being written
             for resource in json.loads(line)["resourceSpans"]:
                 for scope in resource["scopeSpans"]:
                     out += [{**span, "resource": attributes(resource["resource"])} for span in scope["spans"]]
