@@ -65,9 +65,10 @@ func Ranges(out []rdma.Range, src, dst Geometry, srcBlocks, dstBlocks []uint32, 
 	size := src.Layout.PlaneBlockBytes()
 	for plane := uint64(0); plane < src.Layout.Planes(); plane++ {
 		srcBase, dstBase := src.Offset(layer, plane, 0), dst.Offset(layer, plane, 0)
+		begin := len(out) // a range never leaves its plane: Bounds would refuse it
 		for i := first; i < first+count; i++ {
 			r := rdma.Range{Local: srcBase + uint64(srcBlocks[i])*size, Remote: dstBase + uint64(dstBlocks[i])*size, Len: size}
-			if n := len(out); n > 0 {
+			if n := len(out); n > begin {
 				p := &out[n-1]
 				if p.Local+p.Len == r.Local && p.Remote+p.Len == r.Remote && p.Len+r.Len <= MaxMerge {
 					p.Len += r.Len

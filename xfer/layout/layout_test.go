@@ -56,7 +56,9 @@ func TestRangesAgreeWithNaiveModel(t *testing.T) {
 		layer := rng.Uint32N(l.Layers)
 
 		got := map[uint64]uint64{} // destination byte -> source byte
+		bounds := layout.NewBounds(dst, to)
 		for _, r := range layout.Ranges(nil, src, dst, from, to, layer, first, count) {
+			require.True(t, bounds.Allows(r.Remote, r.Len), "%+v leaves what a lease on %v of %d blocks permits", r, to, dst.NumBlocks)
 			for i := range r.Len {
 				_, twice := got[r.Remote+i]
 				require.False(t, twice, "byte %d written twice", r.Remote+i)
