@@ -85,6 +85,20 @@ func (e *Engine) lookup(op string, id ClientID) (*client, error) {
 	return c, nil
 }
 
+// admit returns the client that may begin one more of what it already has held(c) of. The caller holds e.mu.
+func (e *Engine) admit(op string, id ClientID, what string, held func(*client) int, limit int) (*client, error) {
+	c, err := e.lookup(op, id)
+	switch {
+	case err != nil:
+		return nil, err
+	case e.draining:
+		return nil, fault.New(fault.Draining, op, "node %s is shutting down", e.o.Node)
+	case held(c) >= limit:
+		return nil, fault.New(fault.ResourceExhausted, op, "%d %s, allowed %d", held(c), what, limit)
+	}
+	return c, nil
+}
+
 // ClientGone ends everything of a client and returns at once; memory is unmapped when it is fenced.
 func (e *Engine) ClientGone(id ClientID) {
 	e.mu.Lock()

@@ -247,12 +247,12 @@ func TestBeginningsMeetTheCachesEnd(t *testing.T) {
 		results := make(chan error, 2)
 		go func() {
 			started <- struct{}{}
-			_, err := n.engine.Lease(context.Background(), w.id, wire.LeaseRequest{Cache: w.cache, Mode: "write", TTLMillis: xfer.MaxWait}, []uint32{1})
+			_, err := n.engine.Lease(context.Background(), w.id, wire.LeaseRequest{Cache: w.cache, Mode: "write", TTLMillis: wire.MaxMillis}, []uint32{1})
 			results <- err
 		}()
 		go func() {
 			started <- struct{}{}
-			_, err := n.engine.Push(w.id, wire.PushRequest{Cache: w.cache, Ticket: ticket(1), TimeoutMillis: xfer.MaxWait}, []uint32{2})
+			_, err := n.engine.Push(w.id, wire.PushRequest{Cache: w.cache, Ticket: ticket(1), TimeoutMillis: wire.MaxMillis}, []uint32{2})
 			results <- err
 		}()
 		<-started
@@ -278,10 +278,10 @@ func TestDrainMeetsBeginnings(t *testing.T) {
 		w := newWorker(t, n.node, "c", small, 8)
 		n.dial = func(ctx context.Context) (xfer.Link, error) { <-ctx.Done(); return nil, ctx.Err() }
 		n.wg.Go(func() {
-			_, _ = n.engine.Lease(context.Background(), w.id, wire.LeaseRequest{Cache: w.cache, Mode: "write", TTLMillis: xfer.MaxWait}, []uint32{1})
+			_, _ = n.engine.Lease(context.Background(), w.id, wire.LeaseRequest{Cache: w.cache, Mode: "write", TTLMillis: wire.MaxMillis}, []uint32{1})
 		})
 		n.wg.Go(func() {
-			_, _ = n.engine.Push(w.id, wire.PushRequest{Cache: w.cache, Ticket: ticket(1), TimeoutMillis: xfer.MaxWait}, []uint32{2})
+			_, _ = n.engine.Push(w.id, wire.PushRequest{Cache: w.cache, Ticket: ticket(1), TimeoutMillis: wire.MaxMillis}, []uint32{2})
 		})
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()

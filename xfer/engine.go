@@ -203,16 +203,6 @@ func (e *Engine) millis(ms int64) rdma.Instant {
 	return e.o.Clock.Now() + rdma.Instant(time.Duration(ms)*time.Millisecond)
 }
 
-// MaxWait is the longest lease or transfer, in milliseconds: a day.
-const MaxWait = 24 * 60 * 60 * 1000
-
-func checkMillis(op, field string, ms int64) error {
-	if ms < 1 || ms > MaxWait {
-		return fault.Invalid(op, field, "%d, allowed 1..%d milliseconds", ms, MaxWait)
-	}
-	return nil
-}
-
 func random16() (b [16]byte) {
 	_, _ = rand.Read(b[:]) // it never fails: crypto/rand ends the process instead
 	return b

@@ -12,7 +12,6 @@ import (
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/internal/testseed"
 	"github.com/kvxfer/kvxfer/internal/wire"
-	"github.com/kvxfer/kvxfer/xfer"
 	"github.com/kvxfer/kvxfer/xfer/layout"
 )
 
@@ -388,7 +387,7 @@ func TestBadRequestsNameTheField(t *testing.T) {
 	assert.Equal(t, "mode", field(ask("x", 1, 2)))
 	assert.ErrorIs(t, ask("read", 1, 2), fault.ErrNotSupported)
 	assert.Equal(t, "ttl_ms", field(ask("write", 0, 2)))
-	assert.Equal(t, "ttl_ms", field(ask("write", xfer.MaxWait+1, 2)))
+	assert.Equal(t, "ttl_ms", field(ask("write", wire.MaxMillis+1, 2)))
 	assert.Equal(t, "blocks", field(ask("write", 1, 8)))
 	assert.Equal(t, "blocks", field(ask("write", 1, 2, 2)))
 	assert.Equal(t, "blocks", field(ask("write", 1)))

@@ -64,7 +64,7 @@ func (e *Engine) Lease(ctx context.Context, id ClientID, r wire.LeaseRequest, bl
 	default:
 		return wire.LeaseInfo{}, fault.Invalid(op, "mode", `%.20q, allowed "write"`, r.Mode)
 	}
-	if err := checkMillis(op, "ttl_ms", r.TTLMillis); err != nil {
+	if err := wire.CheckMillis(op, "ttl_ms", r.TTLMillis); err != nil {
 		return wire.LeaseInfo{}, err
 	}
 	if err := ca.geometry.CheckBlocks(op, blocks); err != nil {
@@ -80,14 +80,8 @@ func (e *Engine) Lease(ctx context.Context, id ClientID, r wire.LeaseRequest, bl
 	l.mu.Lock() // events wait until the lease is granted
 	defer l.mu.Unlock()
 	e.mu.Lock()
-	c, err := e.lookup(op, id)
-	switch {
-	case err != nil:
-	case e.draining:
-		err = fault.New(fault.Draining, op, "node %s is shutting down", e.o.Node)
-	case c.leases >= e.o.Limits.Leases:
-		err = fault.New(fault.ResourceExhausted, op, "%d leases, allowed %d", c.leases, e.o.Limits.Leases)
-	default:
+	c, err := e.admit(op, id, "leases", func(c *client) int { return c.leases }, e.o.Limits.Leases)
+	if err == nil {
 		// Drain and endCache find it from here on: what begins beside them is either refused or ended by them.
 		c.leases++
 		l.id = e.id()

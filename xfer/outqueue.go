@@ -180,7 +180,7 @@ func (q *outQueue) build() (n int, full bool) {
 		}
 		p := o.p
 		part := &o.parts[0]
-		count := min(part.count, p.plan.opPieces)
+		count := min(part.count, p.opPieces)
 		bytes := uint64(count) * p.cache.geometry.Layout.PieceBytes()
 		if q.flying > 0 && (q.flying >= q.caps.MaxInFlight || q.bytes+bytes > q.caps.MaxInFlightLen) {
 			return n, true

@@ -38,7 +38,7 @@ type push struct {
 	key      rdma.Key
 	dst      layout.Geometry
 	dstBlock []uint32
-	plan     plan
+	opPieces uint32 // in one operation, see plan
 	note     []byte
 	cause    *fault.Error // the richest account of the failure that was heard
 	flight   flightClock
@@ -72,7 +72,7 @@ func (e *Engine) Push(id ClientID, r wire.PushRequest, blocks []uint32) (wire.Pu
 	if err != nil {
 		return wire.PushInfo{}, err
 	}
-	if err := checkMillis(op, "timeout_ms", r.TimeoutMillis); err != nil {
+	if err := wire.CheckMillis(op, "timeout_ms", r.TimeoutMillis); err != nil {
 		return wire.PushInfo{}, err
 	}
 	if err := ca.geometry.CheckBlocks(op, blocks); err != nil {
@@ -98,14 +98,8 @@ func (e *Engine) Push(id ClientID, r wire.PushRequest, blocks []uint32) (wire.Pu
 	p.mu.Lock() // events wait until the blocks are held
 	defer p.mu.Unlock()
 	e.mu.Lock()
-	c, err := e.lookup(op, id)
-	switch {
-	case err != nil:
-	case e.draining:
-		err = fault.New(fault.Draining, op, "node %s is shutting down", e.o.Node)
-	case c.pushes >= e.o.Limits.Pushes:
-		err = fault.New(fault.ResourceExhausted, op, "%d transfers, allowed %d", c.pushes, e.o.Limits.Pushes)
-	default:
+	c, err := e.admit(op, id, "transfers", func(c *client) int { return c.pushes }, e.o.Limits.Pushes)
+	if err == nil {
 		// Drain and endCache find it from here on: what begins beside them is either refused or ended by them.
 		c.pushes++
 		p.id = e.id()
@@ -189,7 +183,7 @@ func (p *push) bound(ls *linkState, handle uint64, key rdma.Key, dst layout.Geom
 		p.run(protocol.PushEvent{Kind: protocol.PushBound}, protocol.PushEvent{Kind: protocol.PushCancel, Code: fault.LayoutMismatch})
 		return
 	}
-	p.plan = p.makePlan(ls.out.caps)
+	p.opPieces = p.plan(ls.out.caps)
 	p.run(protocol.PushEvent{Kind: protocol.PushBound})
 }
 

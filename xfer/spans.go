@@ -241,27 +241,20 @@ func (s *receiveSpans) ended(failure *fault.Error) {
 	}
 }
 
-// plan is the part of a transfer that its layouts fix: how its layers become operations.
-type plan struct {
-	opPieces       uint32 // pieces in one operation
-	opsPerLayer    uint32
-	rangesPerLayer int // after merging neighbours
-}
-
-// makePlan works the plan out, in a span of its own.
-func (p *push) makePlan(caps rdma.Caps) plan {
+// plan works out, in a span of its own, how many pieces one operation of the transfer carries.
+func (p *push) plan(caps rdma.Caps) (opPieces uint32) {
 	l := p.cache.geometry.Layout
 	ranges := uint64(min(opRanges, caps.MaxRanges)) / l.Planes()
-	pl := plan{opPieces: uint32(max(1, min(ranges, min(opBytes, caps.MaxOpBytes)/l.PieceBytes())))}
-	pl.opsPerLayer = (uint32(len(p.blocks)) + pl.opPieces - 1) / pl.opPieces
+	opPieces = uint32(max(1, min(ranges, min(opBytes, caps.MaxOpBytes)/l.PieceBytes())))
 	span := p.spans.start(p, attr.SpanPlan)
 	if span.IsRecording() {
-		pl.rangesPerLayer = len(layout.Ranges(nil, p.cache.geometry, p.dst, p.blocks, p.dstBlock, 0, 0, uint32(len(p.blocks))))
+		opsPerLayer := (uint32(len(p.blocks)) + opPieces - 1) / opPieces
+		rangesPerLayer := len(layout.Ranges(nil, p.cache.geometry, p.dst, p.blocks, p.dstBlock, 0, 0, uint32(len(p.blocks))))
 		span.SetAttributes(attr.KeyLayers.Int64(int64(l.Layers)), attr.KeyBlocks.Int(len(p.blocks)),
-			attr.KeyPieces.Int64(int64(l.Layers)*int64(len(p.blocks))), attr.KeyBatches.Int64(int64(l.Layers)*int64(pl.opsPerLayer)),
-			attr.KeyRanges.Int64(int64(l.Layers)*int64(pl.rangesPerLayer)),
+			attr.KeyPieces.Int64(int64(l.Layers)*int64(len(p.blocks))), attr.KeyBatches.Int64(int64(l.Layers)*int64(opsPerLayer)),
+			attr.KeyRanges.Int64(int64(l.Layers)*int64(rangesPerLayer)),
 			attr.KeyBytes.Int64(int64(l.Layers)*int64(len(p.blocks))*int64(l.PieceBytes())))
 	}
 	span.End()
-	return pl
+	return opPieces
 }

@@ -54,7 +54,8 @@ func checkHex(op, field, s string, n int) error {
 	return nil
 }
 
-func checkMillis(op, field string, ms int64) error {
+// CheckMillis refuses a duration outside 1 ms to a day; both ends of a socket hold a request to it.
+func CheckMillis(op, field string, ms int64) error {
 	if ms < 1 || ms > MaxMillis {
 		return fault.Invalid(op, field, "%d, allowed 1..%d", ms, MaxMillis)
 	}
@@ -136,7 +137,7 @@ func (r *LeaseRequest) Validate() error {
 	if r.Mode != ModeWrite && r.Mode != ModeRead { // what a node cannot grant is NotSupported, not wrong
 		return fault.Invalid("lease", "mode", "%q, allowed %s, %s", clip(r.Mode, MaxName), ModeWrite, ModeRead)
 	}
-	return checkMillis("lease", "ttl_ms", r.TTLMillis)
+	return CheckMillis("lease", "ttl_ms", r.TTLMillis)
 }
 
 // Validate checks the fields but the ticket, which ParseTicket reads.
@@ -146,7 +147,7 @@ func (r *PushRequest) Validate() error {
 			return err
 		}
 	}
-	return checkMillis("push", "timeout_ms", r.TimeoutMillis)
+	return CheckMillis("push", "timeout_ms", r.TimeoutMillis)
 }
 
 // Validate checks the fields; the error never repeats the secret.
@@ -157,12 +158,12 @@ func (b *Bind) Validate() error {
 	}
 	return first(checkHex(op, "lease", b.Lease, 16), checkHex(op, "transfer", b.Transfer, 16), checkText(op, "model", b.Model, 1),
 		checkText(op, "revision", b.Revision, 0), checkText(op, "compat", b.Compat, 0), b.Layout.Validate(),
-		checkNumBlocks(op, "blocks", b.Blocks), checkMillis(op, "remaining_ms", b.RemainingMillis))
+		checkNumBlocks(op, "blocks", b.Blocks), CheckMillis(op, "remaining_ms", b.RemainingMillis))
 }
 
 // Validate checks the fields; without that a source would plan with a geometry that overflows.
 func (b *Bound) Validate() error {
 	const op = "bound"
 	return first(b.Layout.Validate(), layout.Geometry{Layout: b.Layout, NumBlocks: b.NumBlocks}.Validate(MaxRegionBytes),
-		checkMillis(op, "remaining_ms", b.RemainingMillis))
+		CheckMillis(op, "remaining_ms", b.RemainingMillis))
 }
