@@ -11,8 +11,10 @@
 // never disturbs what this node itself is sending there. Two nodes that push both ways have two sessions.
 //
 // Invariants that every provider keeps. The conformance suite rdma/fabrictest holds each; the test is named behind it.
-//   - No late byte: after Fence of a window returned nil, no byte of any operation on it lands or is read any more,
-//     whatever was in flight, delayed or posted again (FenceUnderLoad, NoLateByte).
+//   - No late byte: after Fence of a window returned nil, no byte of any operation on it lands, whatever was in flight,
+//     delayed or posted again (FenceUnderLoad, NoLateByte). Of a READ: no byte that the memory got after the fence comes
+//     to its initiator in an operation that completes with success (FenceStopsReads). A provider whose initiator reads the
+//     memory itself (shm) cannot stop it without waiting for it, but it can void what was read.
 //   - Deadlines are permission, not timers: a provider that places in software compares the clock for every chunk;
 //     Caps.ChecksDeadline says so. The operation ends with LeaseExpired (DeadlineStopsPlacement,
 //     DeadlineInMidOperation).

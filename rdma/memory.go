@@ -15,6 +15,9 @@ const (
 	MemoryHost MemoryKind = 1
 	// MemoryCUDA is memory of a CUDA device. No provider lists it yet; Register refuses it with NotSupported.
 	MemoryCUDA MemoryKind = 2
+	// MemoryProcess is memory of another process, reached by pread and pwrite on a descriptor of its /proc/PID/mem. It ends
+	// with that process, so what is promised of it holds while the process lives ("live-client-only").
+	MemoryProcess MemoryKind = 3
 )
 
 // String gives the kind's name in the registry and in errors.
@@ -24,6 +27,8 @@ func (k MemoryKind) String() string {
 		return "host"
 	case MemoryCUDA:
 		return "cuda"
+	case MemoryProcess:
+		return "process"
 	}
 	return "unknown"
 }
@@ -31,9 +36,14 @@ func (k MemoryKind) String() string {
 // Memory is what a caller registers. It stays mapped until Region.Close returned.
 type Memory struct {
 	Kind MemoryKind
-	Base unsafe.Pointer // never on the Go heap: the provider hands it to system calls from other goroutines
+	Base unsafe.Pointer // MemoryHost; never on the Go heap: the provider hands it to system calls from other goroutines
 	Len  uint64         // bytes
 	Name string         // for errors; the region's name
+
+	// FD is a descriptor of the memory object, open as long as the region; 0: none. Of MemoryHost it is the memfd whose first
+	// byte is at Base, for providers that hand memory to another process; of MemoryProcess the /proc/PID/mem.
+	FD   int
+	Addr uint64 // MemoryProcess: where the region begins in that process's address space
 }
 
 // Span is a part of a region: byte offset and length.

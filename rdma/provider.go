@@ -92,8 +92,8 @@ type Target interface {
 	// Extend replaces a window's deadline; StaleKey when it is fenced.
 	Extend(k Key, deadline Instant) error
 
-	// Fence ends a window: after nil no byte lands in it or is read from it. It waits at most for the system call
-	// or the device operation in progress, never for the peer. An unknown or fenced key gives nil: it is fenced.
+	// Fence ends a window: after nil no byte lands in it, and no READ of what it holds from then on succeeds. It waits
+	// at most for the system call or the device operation in progress, never for the peer. An unknown or fenced key gives nil: it is fenced.
 	// On an error the memory must not be reused (quarantine).
 	Fence(k Key) error
 

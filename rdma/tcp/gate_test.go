@@ -33,11 +33,7 @@ func TestFenceWaitsForWhoeverIsInside(t *testing.T) {
 		}()
 	}
 	eventually(t, "a fence waits or is over", func() bool {
-		if w.mu.TryRLock() {
-			w.mu.RUnlock()
-			return over(first) || over(second)
-		}
-		return true
+		return w.Shutting() || over(first) || over(second)
 	})
 	require.False(t, over(first) || over(second), "the fence did not wait")
 	w.leave()

@@ -22,7 +22,7 @@ type receiver struct {
 	sink   []byte // where payload goes that nobody may place
 	vec    []iovec
 	first  int
-	gate   gate
+	gate   entrance
 	left   uint64 // payload bytes not read yet; 0: fill
 	placed uint64
 	status fault.Code // why payload goes to the sink
@@ -65,7 +65,7 @@ func (r *receiver) add(base uintptr, n uint64) {
 
 // place reads the payload into its places as long as g lets it, the rest into the sink. It returns how many bytes
 // are surely placed and why not all; MemoryFault may have placed more.
-func (r *receiver) place(g gate) (uint64, fault.Code, error) {
+func (r *receiver) place(g entrance) (uint64, fault.Code, error) {
 	r.gate, r.placed, r.status = g, 0, 0
 	err := r.run()
 	return r.placed, r.status, err

@@ -18,7 +18,7 @@ type sender struct {
 	first int // next of vec to send
 	wait  bool
 
-	gate    gate
+	gate    entrance
 	control uint64 // bytes left of header and descriptors
 	payload uint64 // bytes left of payload
 	trailer uint64 // bytes left of trailer
@@ -38,7 +38,7 @@ func (s *sender) init(raw syscall.RawConn, ctl, filler []byte) {
 }
 
 // begin starts a frame whose header and n-64 more control bytes are in ctl. Payload is added with add.
-func (s *sender) begin(n int, g gate) {
+func (s *sender) begin(n int, g entrance) {
 	s.vec = append(s.vec[:0], iov(s.ctl[:n]))
 	s.first, s.control, s.payload, s.trailer = 0, uint64(n), 0, 0
 	s.gate, s.begun, s.status, s.err = g, false, 0, nil

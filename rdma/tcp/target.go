@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/rdma"
+	"github.com/kvxfer/kvxfer/rdma/gate"
 )
 
 // target is the reached side of a session. Lock order: mu, then a window's gate.
@@ -97,8 +98,8 @@ func (t *target) Grant(w rdma.Window) (rdma.Key, error) {
 		return 0, err
 	}
 	t.lastKey++
-	own := &window{key: t.lastKey, region: r, access: w.Access, bounds: w.Bounds, clock: t.p.opt.Clock}
-	own.deadline.Store(int64(w.Deadline))
+	own := &window{key: t.lastKey, region: r, access: w.Access, bounds: w.Bounds}
+	own.Init(t.p.opt.Clock, w.Deadline)
 	t.windows[own.key] = own
 	return own.key, nil
 }
@@ -111,7 +112,7 @@ func (t *target) window(k rdma.Key) *window {
 
 // Extend replaces a window's deadline.
 func (t *target) Extend(k rdma.Key, deadline rdma.Instant) error {
-	if w := t.window(k); w != nil && w.extend(deadline) {
+	if w := t.window(k); w != nil && w.Extend(deadline) {
 		return nil
 	}
 	return fault.New(fault.StaleKey, "extend", "window %d", k)
@@ -123,7 +124,10 @@ func (t *target) Fence(k rdma.Key) error {
 	if w == nil {
 		return nil
 	}
-	w.shut()
+	w.Shut()
+	if !gate.Fences {
+		return nil
+	}
 	t.mu.Lock()
 	delete(t.windows, k)
 	t.mu.Unlock()

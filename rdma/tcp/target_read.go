@@ -158,16 +158,12 @@ func (l *targetLane) writeFrame(h *header) error {
 // arrive reports a WRITE whose bytes are all placed, first here and then to the initiator. It stands inside the gate,
 // so that no arrival comes after the window's fence.
 func (l *targetLane) arrive(w *window) {
-	w.mu.RLock()
-	fenced := w.fenced
-	if !fenced {
-		l.t.p.events.push(rdma.Event{Kind: rdma.EventArrival, Session: l.t.id, Bytes: l.in.total, Key: w.key, Tag: l.in.tag,
-			Took: l.t.p.opt.Clock.Now() - l.in.began})
-	}
-	w.mu.RUnlock()
-	if fenced {
-		l.refuse(fault.StaleKey, false)
+	if st := w.EnterLate(); st != 0 {
+		l.refuse(st, false)
 		return
 	}
+	l.t.p.events.push(rdma.Event{Kind: rdma.EventArrival, Session: l.t.id, Bytes: l.in.total, Key: w.key, Tag: l.in.tag,
+		Took: l.t.p.opt.Clock.Now() - l.in.began})
+	w.Leave()
 	l.say(result{seq: l.in.seq, bytes: l.in.total})
 }

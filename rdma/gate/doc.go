@@ -1,0 +1,13 @@
+// Package gate is the fence of every provider that places in software: what stands between a byte and the memory.
+//
+// Whoever is about to touch memory enters the gate and leaves it after one bounded step (a system call that does not
+// block, a copy of a chunk); whoever takes the memory back shuts it, which waits for those inside and lets nobody in any
+// more. After Shut returned nobody is inside and nobody will be.
+//
+// Invariants: after Shut, Enter refuses for ever (TestShutIsForEver); Shut returns only when nobody is inside
+// (TestShutWaitsForThoseInside); the deadline is compared at every Enter, so a late timer permits nothing
+// (TestDeadlineIsComparedAtEveryEntry).
+//
+// The build tag kvxfer_nofence makes gates that never shut. It exists so that the tests of late writes can show that they
+// find them; such a daemon says at its start that it must not be used.
+package gate

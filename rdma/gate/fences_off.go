@@ -1,0 +1,6 @@
+//go:build kvxfer_nofence
+
+package gate
+
+// Fences says whether gates shut.
+const Fences = false
