@@ -82,7 +82,7 @@ func (e *Engine) LinkDown(l Link, reason error) {
 		e.o.Logger.Warn("link lost with transfers on it", "peer", l.Peer().Node, "pushes", len(pushes), "leases", len(leases), "reason", reason)
 	}
 	for _, p := range pushes {
-		p.step(protocol.PushEvent{Kind: protocol.PushPeerLost})
+		p.step(protocol.TransferEvent{Kind: protocol.TransferPeerLost})
 	}
 	for _, x := range leases {
 		x.peerLost()
@@ -122,7 +122,7 @@ func (ls *linkState) frame(f wire.Frame) error {
 			return err
 		}
 		if p := ls.takePush(d.Handle); p != nil {
-			p.step(protocol.PushEvent{Kind: protocol.PushDone})
+			p.step(protocol.TransferEvent{Kind: protocol.TransferDone})
 		}
 		return nil
 	case source && f.Kind == wire.KindEnded:

@@ -119,7 +119,7 @@ func (q *outQueue) fail(parts []failure) {
 	}
 	q.e.wg.Go(func() {
 		for _, f := range parts {
-			f.p.step(protocol.PushEvent{Kind: protocol.PushCompletion, Layer: f.part.layer, First: f.part.first, Count: f.part.count, Code: f.code})
+			f.p.step(protocol.TransferEvent{Kind: protocol.TransferCompletion, Layer: f.part.layer, First: f.part.first, Count: f.part.count, Code: f.code})
 		}
 	})
 }
@@ -248,7 +248,7 @@ func (q *outQueue) completed(ev *rdma.Event) {
 	if code == fault.Closed { // this node closes a session only when its link has ended
 		code = fault.PeerLost
 	}
-	p.step(protocol.PushEvent{Kind: protocol.PushCompletion, Layer: part.layer, First: part.first, Count: part.count, Code: code, Wrote: ev.Wrote})
+	p.step(protocol.TransferEvent{Kind: protocol.TransferCompletion, Layer: part.layer, First: part.first, Count: part.count, Code: code, Wrote: ev.Wrote})
 	q.fail(failed)
 	if over {
 		q.e.dropSession(ev.Session)

@@ -15,7 +15,7 @@ import (
 	"github.com/kvxfer/kvxfer/xfer/protocol"
 )
 
-// push drives protocol.Push: the source's side of a transfer.
+// push drives protocol.Transfer: the source's side of a transfer.
 type push struct {
 	e          *Engine
 	id         uint64
@@ -29,9 +29,9 @@ type push struct {
 	cancelDial context.CancelFunc
 
 	mu       sync.Mutex
-	m        *protocol.Push
-	queue    []protocol.PushEvent
-	effects  []protocol.PushEffect
+	m        *protocol.Transfer
+	queue    []protocol.TransferEvent
+	effects  []protocol.TransferEffect
 	stops    []func() bool
 	ls       *linkState
 	handle   uint64
@@ -91,7 +91,7 @@ func (e *Engine) Push(id ClientID, r wire.PushRequest, blocks []uint32) (wire.Pu
 	now := e.o.Clock.Now()
 	p := &push{e: e, transferID: random16(), cache: ca, client: ca.client, blocks: blocks, ticket: t.Grants[0],
 		begun: now, deadline: e.millis(r.TimeoutMillis)}
-	p.m = protocol.NewPush(ca.spec.Layout.Layers, uint32(len(blocks)), p.deadline)
+	p.m = protocol.NewTransfer(protocol.TransferWrite, ca.spec.Layout.Layers, uint32(len(blocks)), p.deadline)
 
 	dial, cancel := context.WithTimeout(e.ctx, time.Duration(r.TimeoutMillis)*time.Millisecond)
 	p.cancelDial = cancel
@@ -112,7 +112,7 @@ func (e *Engine) Push(id ClientID, r wire.PushRequest, blocks []uint32) (wire.Pu
 	}
 	if err := ca.hold(blocks); err != nil {
 		cancel()
-		p.m.Step(nil, protocol.PushEvent{Kind: protocol.PushCancel, Code: fault.CodeOf(err)}) // events that waited find it ended
+		p.m.Step(nil, protocol.TransferEvent{Kind: protocol.TransferCancel, Code: fault.CodeOf(err)}) // events that waited find it ended
 		e.mu.Lock()
 		c.pushes--
 		e.mu.Unlock()
@@ -127,7 +127,7 @@ func (e *Engine) Push(id ClientID, r wire.PushRequest, blocks []uint32) (wire.Pu
 	p.stops = append(p.stops, e.o.Clock.AfterFunc(p.deadline, p.tick))
 	if !r.Layerwise { // everything is ready now; FINISH still comes from the client, with its notification
 		for layer := range ca.spec.Layout.Layers {
-			p.run(protocol.PushEvent{Kind: protocol.PushLayer, Layer: layer})
+			p.run(protocol.TransferEvent{Kind: protocol.TransferLayer, Layer: layer})
 		}
 	}
 	e.wg.Go(func() { p.connect(dial) }) // before the lock is dropped: while the push runs, Close waits
@@ -147,11 +147,11 @@ func (p *push) connect(ctx context.Context) {
 	ls := p.e.state(link)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.m.Phase() != protocol.PushBinding {
+	if p.m.Phase() != protocol.TransferBinding {
 		return
 	}
 	if ls == nil || !ls.addBinding(p.id, p) {
-		p.run(protocol.PushEvent{Kind: protocol.PushPeerLost})
+		p.run(protocol.TransferEvent{Kind: protocol.TransferPeerLost})
 		return
 	}
 	p.ls = ls
@@ -180,11 +180,11 @@ func (p *push) bound(ls *linkState, handle uint64, key rdma.Key, dst layout.Geom
 	p.handle, p.key, p.dst, p.dstBlock = handle, key, dst, blocks
 	p.spans.bound(p)
 	if err := layout.Compare(p.cache.spec.Layout, dst.Layout, layout.Identity{}, layout.Identity{}); err != nil || len(blocks) != len(p.blocks) {
-		p.run(protocol.PushEvent{Kind: protocol.PushBound}, protocol.PushEvent{Kind: protocol.PushCancel, Code: fault.LayoutMismatch})
+		p.run(protocol.TransferEvent{Kind: protocol.TransferBound}, protocol.TransferEvent{Kind: protocol.TransferCancel, Code: fault.LayoutMismatch})
 		return
 	}
 	p.opPieces = p.plan(ls.out.caps)
-	p.run(protocol.PushEvent{Kind: protocol.PushBound})
+	p.run(protocol.TransferEvent{Kind: protocol.TransferBound})
 }
 
 func (p *push) refused(err error) {
@@ -193,14 +193,14 @@ func (p *push) refused(err error) {
 	defer p.mu.Unlock()
 	p.hear(fe)
 	p.spans.bindFailed(fe)
-	p.run(protocol.PushEvent{Kind: protocol.PushRefused, Code: fe.Code})
+	p.run(protocol.TransferEvent{Kind: protocol.TransferRefused, Code: fe.Code})
 }
 
 func (p *push) peerEnded(fe *fault.Error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.hear(fe)
-	p.run(protocol.PushEvent{Kind: protocol.PushPeerEnded, Code: fe.Code})
+	p.run(protocol.TransferEvent{Kind: protocol.TransferPeerEnded, Code: fe.Code})
 }
 
 // hear keeps the first account with a text; the machine decides which code counts.
@@ -211,24 +211,24 @@ func (p *push) hear(fe *fault.Error) {
 }
 
 func (p *push) cancel(code fault.Code) {
-	p.step(protocol.PushEvent{Kind: protocol.PushCancel, Code: code}) // its end ends the dial, not the reverse
+	p.step(protocol.TransferEvent{Kind: protocol.TransferCancel, Code: code}) // its end ends the dial, not the reverse
 }
 
-func (p *push) tick() { p.step(protocol.PushEvent{Kind: protocol.PushTick}) }
+func (p *push) tick() { p.step(protocol.TransferEvent{Kind: protocol.TransferTick}) }
 
-func (p *push) step(events ...protocol.PushEvent) {
+func (p *push) step(events ...protocol.TransferEvent) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.run(events...)
 }
 
-func (p *push) run(events ...protocol.PushEvent) {
+func (p *push) run(events ...protocol.TransferEvent) {
 	p.queue = append(p.queue, events...)
 	for i := 0; i < len(p.queue); i++ {
 		ev := p.queue[i]
 		ev.Now = p.e.o.Clock.Now()
 		p.effects = p.m.Step(p.effects[:0], ev)
-		if ev.Kind == protocol.PushCompletion {
+		if ev.Kind == protocol.TransferCompletion {
 			p.flight.down(ev.Now, p.m.Outstanding())
 			p.spans.completed(ev)
 		}
@@ -239,38 +239,38 @@ func (p *push) run(events ...protocol.PushEvent) {
 	p.queue = p.queue[:0]
 }
 
-func (p *push) apply(f protocol.PushEffect, now rdma.Instant) {
+func (p *push) apply(f protocol.TransferEffect, now rdma.Instant) {
 	switch f.Kind {
-	case protocol.PushPost:
+	case protocol.TransferPost:
 		p.flight.up(now)
 		p.spans.posting(p, f)
 		p.ls.out.add(p, f.Layer, f.First, f.Count)
-	case protocol.PushCancelOps:
+	case protocol.TransferCancelOps:
 		for _, x := range p.ls.out.cancel(p) {
-			p.queue = append(p.queue, protocol.PushEvent{Kind: protocol.PushCompletion, Layer: x.layer, First: x.first, Count: x.count, Code: f.Code})
+			p.queue = append(p.queue, protocol.TransferEvent{Kind: protocol.TransferCompletion, Layer: x.layer, First: x.first, Count: x.count, Code: f.Code})
 		}
-	case protocol.PushSendFin:
+	case protocol.TransferSendFin:
 		p.spans.finishing(p)
 		p.ls.send(wire.KindFin, wire.Fin{Handle: p.handle, Pieces: p.m.Placed()}, p.note)
-	case protocol.PushSendAbort:
+	case protocol.TransferSendAbort:
 		p.ls.send(wire.KindAbort, wire.Abort{Handle: p.handle, Error: fault.ToWire(&fault.Error{Code: f.Code, Op: "push"})}, nil)
 		p.ls.takePush(p.handle) // the handle means nothing any more
-	case protocol.PushTickAt:
+	case protocol.TransferTickAt:
 		p.stops = append(p.stops, p.e.o.Clock.AfterFunc(f.At, p.tick))
-	case protocol.PushReleaseOwn:
+	case protocol.TransferReleaseOwn:
 		p.cache.unhold(p.blocks)
 		p.e.mu.Lock()
 		p.client.pushes-- // who hears of the end may ask for the next one
 		p.e.mu.Unlock()
-	case protocol.PushResult:
+	case protocol.TransferResult:
 		p.result(f)
 		if f.Released {
 			p.forget()
 		}
-	case protocol.PushReleased:
+	case protocol.TransferReleased:
 		p.client.sink.Released(wire.Released{Transfer: p.id})
 		p.forget()
-	case protocol.PushViolation:
+	case protocol.TransferViolation:
 		ls := p.ls
 		p.e.wg.Go(func() {
 			ls.link.Close(fault.New(fault.ProtocolViolation, "push", "DONE for a transfer that had not finished"))
@@ -294,7 +294,7 @@ func (p *push) forget() {
 	e.mu.Unlock()
 }
 
-func (p *push) result(f protocol.PushEffect) {
+func (p *push) result(f protocol.TransferEffect) {
 	ev := wire.TransferEvent{Transfer: p.id, TransferID: hex16(p.transferID), Peer: p.ticket.Node, Blocks: uint32(len(p.blocks)),
 		Bytes: p.m.Placed() * p.cache.spec.Layout.PieceBytes(), Released: f.Released, BusyNanos: int64(p.flight.busy)}
 	if p.ls != nil {
@@ -333,7 +333,7 @@ func (e *Engine) own(id ClientID, transfer uint64) *push {
 // PushLayer says that part of a layer is ready to be written.
 func (e *Engine) PushLayer(id ClientID, part wire.LayerPart) {
 	if p := e.own(id, part.Transfer); p != nil {
-		p.step(protocol.PushEvent{Kind: protocol.PushLayer, Layer: part.Layer, First: part.First, Count: part.Count})
+		p.step(protocol.TransferEvent{Kind: protocol.TransferLayer, Layer: part.Layer, First: part.First, Count: part.Count})
 	}
 }
 
@@ -347,11 +347,11 @@ func (e *Engine) PushFinish(id ClientID, transfer uint64, notification []byte) {
 	defer p.mu.Unlock()
 	if len(notification) > wire.MaxNotification {
 		p.hear(fault.Invalid("push", "notification", "%d bytes, allowed 0..%d", len(notification), wire.MaxNotification))
-		p.run(protocol.PushEvent{Kind: protocol.PushCancel, Code: fault.InvalidArgument})
+		p.run(protocol.TransferEvent{Kind: protocol.TransferCancel, Code: fault.InvalidArgument})
 		return
 	}
 	p.note = notification
-	p.run(protocol.PushEvent{Kind: protocol.PushFinish})
+	p.run(protocol.TransferEvent{Kind: protocol.TransferFinish})
 }
 
 // PushCancel ends a transfer early.

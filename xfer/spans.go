@@ -128,7 +128,7 @@ func (s *sendSpans) bindFailed(err error) {
 	}
 }
 
-func (s *sendSpans) posting(p *push, f protocol.PushEffect) {
+func (s *sendSpans) posting(p *push, f protocol.TransferEffect) {
 	s.batches++
 	if !s.push.IsRecording() {
 		return
@@ -143,7 +143,7 @@ func (s *sendSpans) posting(p *push, f protocol.PushEffect) {
 	}
 }
 
-func (s *sendSpans) completed(ev protocol.PushEvent) {
+func (s *sendSpans) completed(ev protocol.TransferEvent) {
 	x := s.layers.open[ev.Layer]
 	if x == nil {
 		return

@@ -12,3 +12,11 @@ func (b bitmap) set(i uint64) bool {
 	b[w] |= m
 	return fresh
 }
+
+// grown returns the bitmap with room for n bits; bits that are set stay so.
+func (b bitmap) grown(n uint64) bitmap {
+	for uint64(len(b))*64 < n {
+		b = append(b, 0)
+	}
+	return b
+}

@@ -1,9 +1,13 @@
-// Package protocol is the core of leases and pushes: two state machines that turn events into effects. They hold no
-// clock, goroutine, lock or I/O, so the same input always gives the same output; package xfer drives them.
+// Package protocol is the core of leases and transfers: three state machines that turn events into effects. They hold
+// no clock, goroutine, lock or I/O, so the same input always gives the same output (but for the order of effects on
+// different holders of an Offer); package xfer drives them.
 //
-// Terms. A Lease is the target's side: permission to write given blocks, until it is committed or fenced. A Push is
-// the source's side of one transfer. A piece is (layer, position in the block list). An event carries the owner's
-// monotonic time; an effect is something the driver must do, in the order given.
+// Terms. A Lease is the target's side of a push: permission for one transfer to write given blocks, until it is committed
+// or fenced. An Offer is permission that several transfers may share, each a holder with a window of its own: a read lease
+// on blocks, or an advertised raw region. A Transfer is the initiator's side: of a push (it writes), of a pull (it
+// reads) and of raw scatter lists. A piece is (layer, position in the block list), of raw memory one operation. RELEASE is
+// a reader's question whether the memory was held throughout; only the answer makes what it read count. An event carries the
+// owner's monotonic time; an effect is something the driver must do, in the order given.
 //
 // The rules are those of docs/protocol.md ("States"). Invariants, each with the test that holds it:
 //   - a lease commits only when every piece has arrived and FIN named their number: TestCommitNeedsPiecesAndFin
@@ -11,7 +15,12 @@
 //   - only the first bind owns a lease: TestSecondBindIsRefused
 //   - no block becomes free or committed while its window may still be written: TestNothingEndsBeforeTheFence
 //   - a failed fence quarantines: TestFailedFenceQuarantines
-//   - a push never sends FIN after it has ended: TestNoFinAfterTheEnd
-//   - a push says "released" only when no operation is outstanding: TestReleasedMeansNothingOutstanding
+//   - a renewal moves the end of a living lease only, and not past the transfer's own time: TestRenewMovesTheEnd
+//   - an offer gives out no more windows than uses, and ends when all are fenced: TestOfferCountsUses
+//   - a read counts only when the lease lived at its RELEASE: TestReleaseIsTheValidation
+//   - no holder and no offer ends before its fence: TestOfferEndsBehindItsFences, TestRandomOffersEnd
+//   - a raw write is good when its operations, each counted once, are those that FIN names: TestRawWriteCountsOperations
+//   - a transfer never sends FIN or RELEASE after it has ended: TestNoFinAfterTheEnd
+//   - a transfer says "released" only when no operation is outstanding: TestReleasedMeansNothingOutstanding
 //   - every machine ends, whatever the order of events: TestRandomHistoriesEnd
 package protocol

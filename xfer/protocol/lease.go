@@ -34,6 +34,7 @@ const (
 	LeasePeerLost                               // the source's link is down
 	LeaseTick                                   // time has passed
 	LeaseFenced                                 // the window is fenced: OK, or the fence failed
+	LeaseRenew                                  // the owner moves the end: Deadline
 )
 
 // LeaseEvent is an input of a lease.
@@ -61,6 +62,7 @@ const (
 	LeaseCommit                                // write COMMITTED to the journal, tell owner and source
 	LeaseFree                                  // write FREE to the journal, tell owner and source: Code, Wrote
 	LeaseQuarantine                            // keep the memory for ever, tell owner and source: Code
+	LeaseExtend                                // the lease ends at Deadline now; the open window too
 )
 
 // LeaseEffect is an output of a lease.
@@ -79,6 +81,7 @@ type Lease struct {
 	phase          LeasePhase
 	deadline       rdma.Instant
 	ownDeadline    rdma.Instant
+	bindDeadline   rdma.Instant // the transfer's own, from its bind on
 	pieces         bitmap
 	left           []uint32 // pieces missing, by layer
 	missing        uint64
@@ -141,6 +144,8 @@ func (l *Lease) Step(out []LeaseEffect, e LeaseEvent) []LeaseEffect {
 			out = l.end(out, e.Code)
 		}
 		return out
+	case LeaseRenew:
+		return l.renew(out, e.Deadline)
 	}
 	if l.phase != LeaseBound {
 		return out // late news of a lease whose outcome is decided
@@ -174,8 +179,21 @@ func (l *Lease) bind(out []LeaseEffect, e LeaseEvent) []LeaseEffect {
 		return append(out, LeaseEffect{Kind: LeaseRefuse, Code: code})
 	}
 	l.phase, l.opened = LeaseBound, true
+	l.bindDeadline = e.Deadline
 	l.deadline = min(l.deadline, e.Deadline)
 	return append(out, LeaseEffect{Kind: LeaseOpenWindow, Deadline: l.deadline})
+}
+
+// renew moves the end of a lease that has not ended. It may also bring it forward; the transfer's own time holds besides.
+func (l *Lease) renew(out []LeaseEffect, deadline rdma.Instant) []LeaseEffect {
+	if l.phase != LeaseGranted && l.phase != LeaseBound {
+		return out
+	}
+	l.ownDeadline, l.deadline = deadline, deadline
+	if l.phase == LeaseBound {
+		l.deadline = min(deadline, l.bindDeadline)
+	}
+	return append(out, LeaseEffect{Kind: LeaseExtend, Deadline: l.deadline})
 }
 
 func (l *Lease) arrival(out []LeaseEffect, e LeaseEvent) []LeaseEffect {

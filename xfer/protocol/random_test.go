@@ -20,37 +20,37 @@ func TestRandomHistoriesEnd(t *testing.T) {
 	for round := range 3000 {
 		layers, blocks := 1+rng.Uint32N(3), 1+rng.Uint32N(4)
 		lease := protocol.NewLease(layers, blocks, pieceBytes, 10_000)
-		push := protocol.NewPush(layers, blocks, rdma.Instant(2_000+rng.IntN(10_000)))
+		push := protocol.NewTransfer(protocol.TransferWrite, layers, blocks, rdma.Instant(2_000+rng.IntN(10_000)))
 		var now rdma.Instant
 		var toLease []protocol.LeaseEvent
-		var toPush []protocol.PushEvent
+		var toPush []protocol.TransferEvent
 		windowOpen, fences, results, aborted, finSent := false, 0, 0, false, false
-		var flying []protocol.PushEffect // posted pieces, not placed
+		var flying []protocol.TransferEffect // posted pieces, not placed
 
-		var doPush func(out []protocol.PushEffect)
+		var doPush func(out []protocol.TransferEffect)
 		var doLease func(out []protocol.LeaseEffect)
-		doPush = func(out []protocol.PushEffect) {
+		doPush = func(out []protocol.TransferEffect) {
 			for _, f := range out {
 				switch f.Kind {
-				case protocol.PushPost:
+				case protocol.TransferPost:
 					require.Zero(t, results, "post after the result")
 					flying = append(flying, f)
-				case protocol.PushCancelOps:
+				case protocol.TransferCancelOps:
 					for _, x := range flying {
-						toPush = append(toPush, protocol.PushEvent{Kind: protocol.PushCompletion, Count: x.Count, Code: fault.Cancelled})
+						toPush = append(toPush, protocol.TransferEvent{Kind: protocol.TransferCompletion, Count: x.Count, Code: fault.Cancelled})
 					}
 					flying = nil
-				case protocol.PushSendFin:
+				case protocol.TransferSendFin:
 					require.False(t, aborted)
 					require.Zero(t, results)
 					finSent = true
 					toLease = append(toLease, protocol.LeaseEvent{Kind: protocol.LeaseFin, Pieces: uint64(layers) * uint64(blocks)})
-				case protocol.PushSendAbort:
+				case protocol.TransferSendAbort:
 					require.Zero(t, push.Outstanding(), "ABORT with something in flight")
 					require.Empty(t, flying)
 					aborted = true
 					toLease = append(toLease, protocol.LeaseEvent{Kind: protocol.LeaseAbort, Code: f.Code})
-				case protocol.PushResult:
+				case protocol.TransferResult:
 					results++
 					if f.Released {
 						require.Zero(t, push.Outstanding())
@@ -63,33 +63,33 @@ func TestRandomHistoriesEnd(t *testing.T) {
 			for _, f := range out {
 				switch f.Kind {
 				case protocol.LeaseRefuse:
-					toPush = append(toPush, protocol.PushEvent{Kind: protocol.PushRefused, Code: f.Code})
+					toPush = append(toPush, protocol.TransferEvent{Kind: protocol.TransferRefused, Code: f.Code})
 				case protocol.LeaseOpenWindow:
 					windowOpen = true
-					toPush = append(toPush, protocol.PushEvent{Kind: protocol.PushBound})
+					toPush = append(toPush, protocol.TransferEvent{Kind: protocol.TransferBound})
 				case protocol.LeaseFence:
 					fences++
 				case protocol.LeaseCommit:
 					require.False(t, windowOpen, "committed under an open window")
 					require.True(t, finSent)
-					toPush = append(toPush, protocol.PushEvent{Kind: protocol.PushDone})
+					toPush = append(toPush, protocol.TransferEvent{Kind: protocol.TransferDone})
 				case protocol.LeaseFree:
 					require.False(t, windowOpen, "freed under an open window")
-					toPush = append(toPush, protocol.PushEvent{Kind: protocol.PushPeerEnded, Code: f.Code})
+					toPush = append(toPush, protocol.TransferEvent{Kind: protocol.TransferPeerEnded, Code: f.Code})
 				}
 			}
 		}
-		stepPush := func(e protocol.PushEvent) { e.Now = now; doPush(push.Step(nil, e)) }
+		stepPush := func(e protocol.TransferEvent) { e.Now = now; doPush(push.Step(nil, e)) }
 		stepLease := func(e protocol.LeaseEvent) { e.Now = now; doLease(lease.Step(nil, e)) }
 
 		stepLease(protocol.LeaseEvent{Kind: protocol.LeaseBind, Deadline: 10_000})
 		parts := rng.Perm(int(layers * blocks))
 		troubled := rng.IntN(2) == 0
-		for i := 0; i < 400 && !(push.Phase() == protocol.PushEnded && lease.Phase().Ended()); i++ {
+		for i := 0; i < 400 && !(push.Phase() == protocol.TransferEnded && lease.Phase().Ended()); i++ {
 			now += rdma.Instant(rng.IntN(20))
 			switch rng.IntN(7) {
 			case 0, 1:
-				if len(parts) > 0 && push.Phase() < protocol.PushFinishing {
+				if len(parts) > 0 && push.Phase() < protocol.TransferFinishing {
 					stepPush(layer(uint32(parts[0])/blocks, uint32(parts[0])%blocks, 1))
 					if parts = parts[1:]; len(parts) == 0 {
 						stepPush(finish)
@@ -108,7 +108,7 @@ func TestRandomHistoriesEnd(t *testing.T) {
 					} else {
 						code = fault.StaleKey
 					}
-					toPush = append(toPush, protocol.PushEvent{Kind: protocol.PushCompletion, Count: x.Count, Code: code})
+					toPush = append(toPush, protocol.TransferEvent{Kind: protocol.TransferCompletion, Count: x.Count, Code: code})
 				}
 			case 3:
 				if len(toLease) > 0 {
@@ -138,7 +138,7 @@ func TestRandomHistoriesEnd(t *testing.T) {
 				case 1:
 					stepLease(protocol.LeaseEvent{Kind: protocol.LeaseRevoke, Code: fault.LeaseRevoked})
 				case 2:
-					stepPush(protocol.PushEvent{Kind: protocol.PushPeerLost})
+					stepPush(protocol.TransferEvent{Kind: protocol.TransferPeerLost})
 					stepLease(protocol.LeaseEvent{Kind: protocol.LeasePeerLost})
 				case 3:
 					now += 5_000
@@ -148,7 +148,7 @@ func TestRandomHistoriesEnd(t *testing.T) {
 		// Time ends whatever is left.
 		now += 50_000
 		for range 200 {
-			stepPush(protocol.PushEvent{Kind: protocol.PushTick})
+			stepPush(protocol.TransferEvent{Kind: protocol.TransferTick})
 			stepLease(protocol.LeaseEvent{Kind: protocol.LeaseTick})
 			for _, e := range toPush {
 				toPush = toPush[1:]
@@ -160,7 +160,7 @@ func TestRandomHistoriesEnd(t *testing.T) {
 			}
 			now += protocol.ReleaseGrace
 		}
-		require.Equal(t, protocol.PushEnded, push.Phase(), "round %d", round)
+		require.Equal(t, protocol.TransferEnded, push.Phase(), "round %d", round)
 		require.True(t, lease.Phase().Ended(), "round %d", round)
 		require.Equal(t, 1, results, "round %d: one result", round)
 		if lease.Phase() == protocol.LeaseCommitted {
