@@ -169,3 +169,77 @@ func ParseLayersVisible(b []byte) (LayersVisible, error) {
 func AppendLayersVisible(dst []byte, v LayersVisible) []byte {
 	return AppendU32s(binary.LittleEndian.AppendUint64(dst, v.Lease), v.Layers)
 }
+
+// RegionSpan is a part of a region: offset and length in bytes.
+type RegionSpan struct{ Off, Len uint64 }
+
+// ScatterRange moves Len bytes between offset Local of the own region and offset Remote of the advertised one.
+type ScatterRange struct{ Local, Remote, Len uint64 }
+
+const (
+	spanSize    = 16
+	scatterSize = 24
+)
+
+// RegionSpans reads a packed array of {offset u64, length u64}.
+func RegionSpans(b []byte) ([]RegionSpan, error) {
+	if len(b)%spanSize != 0 {
+		return nil, violation("spans", "%d bytes are no multiple of %d", len(b), spanSize)
+	}
+	out := make([]RegionSpan, len(b)/spanSize)
+	for i := range out {
+		r := b[i*spanSize:]
+		out[i] = RegionSpan{binary.LittleEndian.Uint64(r), binary.LittleEndian.Uint64(r[8:])}
+	}
+	return out, nil
+}
+
+// AppendRegionSpans packs v.
+func AppendRegionSpans(dst []byte, v []RegionSpan) []byte {
+	for _, x := range v {
+		dst = binary.LittleEndian.AppendUint64(dst, x.Off)
+		dst = binary.LittleEndian.AppendUint64(dst, x.Len)
+	}
+	return dst
+}
+
+// ScatterRanges reads a packed array of {local u64, remote u64, length u64}.
+func ScatterRanges(b []byte) ([]ScatterRange, error) {
+	if len(b)%scatterSize != 0 {
+		return nil, violation("ranges", "%d bytes are no multiple of %d", len(b), scatterSize)
+	}
+	out := make([]ScatterRange, len(b)/scatterSize)
+	for i := range out {
+		r := b[i*scatterSize:]
+		out[i] = ScatterRange{binary.LittleEndian.Uint64(r), binary.LittleEndian.Uint64(r[8:]), binary.LittleEndian.Uint64(r[16:])}
+	}
+	return out, nil
+}
+
+// AppendScatterRanges packs v.
+func AppendScatterRanges(dst []byte, v []ScatterRange) []byte {
+	for _, x := range v {
+		dst = binary.LittleEndian.AppendUint64(dst, x.Local)
+		dst = binary.LittleEndian.AppendUint64(dst, x.Remote)
+		dst = binary.LittleEndian.AppendUint64(dst, x.Len)
+	}
+	return dst
+}
+
+// MaxKey bounds a block's content key, in bytes.
+const MaxKey = 255
+
+// Keys cuts a packed array of keys of size bytes each. The keys share b.
+func Keys(b []byte, size uint32) ([][]byte, error) {
+	if size < 1 || size > MaxKey {
+		return nil, fault.Invalid("keys", "key_bytes", "%d, allowed 1..%d", size, MaxKey)
+	}
+	if len(b)%int(size) != 0 {
+		return nil, violation("keys", "%d bytes are no multiple of %d", len(b), size)
+	}
+	out := make([][]byte, len(b)/int(size))
+	for i := range out {
+		out[i] = b[i*int(size) : (i+1)*int(size) : (i+1)*int(size)]
+	}
+	return out, nil
+}

@@ -110,6 +110,7 @@ func TestGoldenFramesUseEveryField(t *testing.T) {
 		}
 	}
 	visit(reflect.ValueOf(sampleTicket()))
+	visit(reflect.ValueOf(sampleRankTicket()))
 	for _, s := range wireStructs {
 		typ := reflect.TypeOf(s.new()).Elem()
 		for i := range typ.NumField() {

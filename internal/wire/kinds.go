@@ -22,19 +22,28 @@ const (
 	KindDropCache        Kind = 0x13 // DropCache -> OK; fences before it answers
 	KindBlocks           Kind = 0x14 // BlocksQuery -> BlocksInfo, array: BlockEntry...
 	KindEvict            Kind = 0x15 // Evict, array: blocks u32 -> OK; nobody can touch the blocks any more
+	KindPublish          Kind = 0x16 // Publish, array: blocks u32, then keys -> PublishInfo
+	KindLookup           Kind = 0x17 // Lookup, array: keys -> LookupInfo
+	KindOpen             Kind = 0x18 // Open, array: keys -> OpenInfo
 
-	KindLease  Kind = 0x20 // LeaseRequest, array: blocks u32 -> LeaseInfo
-	KindRevoke Kind = 0x21 // Revoke -> OK at once; EVENT_LEASE when fenced
+	KindLease     Kind = 0x20 // LeaseRequest, array: blocks u32 -> LeaseInfo
+	KindRevoke    Kind = 0x21 // Revoke -> OK at once; EVENT_LEASE when fenced
+	KindRenew     Kind = 0x22 // Renew -> OK
+	KindAdvertise Kind = 0x23 // Advertise, array: RegionSpan... -> LeaseInfo
 
 	KindPush       Kind = 0x30 // PushRequest, array: blocks u32 -> PushInfo
 	KindPushLayer  Kind = 0x31 // no reply; array: LayerPart
 	KindPushFinish Kind = 0x32 // no reply; PushFinish, array: notification bytes
-	KindPushCancel Kind = 0x33 // no reply; PushCancel
+	KindPushCancel Kind = 0x33 // no reply; PushCancel; of any transfer
+	KindPull       Kind = 0x34 // PullRequest, array: blocks u32 -> PushInfo
+	KindScatter    Kind = 0x35 // ScatterRequest, array: ScatterRange... -> PushInfo
 
 	KindEventLayers   Kind = 0x40 // array: LayersVisible
 	KindEventLease    Kind = 0x41 // LeaseEvent, array: notification bytes
 	KindEventTransfer Kind = 0x42 // TransferEvent
 	KindEventReleased Kind = 0x43 // Released
+	KindEventHolder   Kind = 0x44 // HolderEvent, array: notification bytes
+	KindEventGranted  Kind = 0x45 // GrantedEvent, array: blocks u32
 
 	KindSpans  Kind = 0x50 // no reply; Spans
 	KindStatus Kind = 0x51 // -> Status
@@ -48,6 +57,19 @@ const (
 	KindDone    Kind = 0x84 // target -> source: Done; no reply
 	KindEnded   Kind = 0x85 // target -> source: Ended; no reply
 	KindPeerBye Kind = 0x86 // either side: no new transfers, the sender is draining
+	KindRelease Kind = 0x87 // Release, array: notification bytes -> OK (the memory was held throughout) or ERROR
+
+	// An instance's lease: the node that was asked dials the owners of the other ranks.
+	KindGrant       Kind = 0x88 // Grant, array: blocks u32 -> Granted
+	KindGrantRenew  Kind = 0x89 // GrantRenew -> OK
+	KindGrantRevoke Kind = 0x8A // GrantRevoke; no reply
+	KindGrantLayers Kind = 0x8B // owner -> asker: GrantHandle, array: layers u32; no reply
+	KindGrantEnded  Kind = 0x8C // owner -> asker: GrantEnded, array: notification bytes; no reply
+	KindClaim       Kind = 0x8D // owner -> asker: Claim; answered by CLAIMED
+	KindClaimed     Kind = 0x8E // asker -> owner: Claimed; no reply
+
+	KindFind      Kind = 0x90 // Find, array: keys -> FindInfo
+	KindOpenBlock Kind = 0x91 // OpenBlocks, array: keys -> OpenedBlocks
 )
 
 var kindNames = map[Kind]string{
@@ -57,6 +79,11 @@ var kindNames = map[Kind]string{
 	KindPush: "PUSH", KindPushLayer: "PUSH_LAYER", KindPushFinish: "PUSH_FINISH", KindPushCancel: "PUSH_CANCEL",
 	KindEventLayers: "EVENT_LAYERS", KindEventLease: "EVENT_LEASE", KindEventTransfer: "EVENT_TRANSFER",
 	KindEventReleased: "EVENT_RELEASED", KindSpans: "SPANS", KindStatus: "STATUS",
+	KindPublish: "PUBLISH", KindLookup: "LOOKUP", KindOpen: "OPEN", KindRenew: "RENEW", KindAdvertise: "ADVERTISE",
+	KindPull: "PULL", KindScatter: "SCATTER", KindEventHolder: "EVENT_HOLDER", KindEventGranted: "EVENT_GRANTED",
+	KindRelease: "RELEASE", KindGrant: "GRANT", KindGrantRenew: "GRANT_RENEW", KindGrantRevoke: "GRANT_REVOKE",
+	KindGrantLayers: "GRANT_LAYERS", KindGrantEnded: "GRANT_ENDED", KindClaim: "CLAIM", KindClaimed: "CLAIMED",
+	KindFind: "FIND", KindOpenBlock: "OPEN_BLOCKS",
 	KindBind: "BIND", KindFin: "FIN", KindAbort: "ABORT", KindDone: "DONE", KindEnded: "ENDED", KindPeerBye: "BYE",
 }
 

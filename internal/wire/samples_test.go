@@ -60,6 +60,33 @@ var wireStructs = []struct {
 	{func() any { return &LeaseEvent{} }, []string{"EVENT_LEASE"}},
 	{func() any { return &TransferEvent{} }, []string{"EVENT_TRANSFER"}},
 	{func() any { return &Released{} }, []string{"EVENT_RELEASED"}},
+	{func() any { return &Publish{} }, []string{"PUBLISH"}},
+	{func() any { return &PublishInfo{} }, []string{"PUBLISH"}},
+	{func() any { return &Lookup{} }, []string{"LOOKUP"}},
+	{func() any { return &LookupInfo{} }, []string{"LOOKUP"}},
+	{func() any { return &Holder{} }, []string{"LOOKUP", "FIND"}},
+	{func() any { return &Open{} }, []string{"OPEN"}},
+	{func() any { return &OpenInfo{} }, []string{"OPEN"}},
+	{func() any { return &Renew{} }, []string{"RENEW"}},
+	{func() any { return &Advertise{} }, []string{"ADVERTISE"}},
+	{func() any { return &TransferIdentity{} }, []string{"PUSH", "PULL", "SCATTER"}},
+	{func() any { return &PullRequest{} }, []string{"PULL"}},
+	{func() any { return &ScatterRequest{} }, []string{"SCATTER"}},
+	{func() any { return &HolderEvent{} }, []string{"EVENT_HOLDER"}},
+	{func() any { return &GrantedEvent{} }, []string{"EVENT_GRANTED"}},
+	{func() any { return &Release{} }, []string{"RELEASE"}},
+	{func() any { return &Grant{} }, []string{"GRANT"}},
+	{func() any { return &Granted{} }, []string{"GRANT"}},
+	{func() any { return &GrantHandle{} }, []string{"GRANT_LAYERS"}},
+	{func() any { return &GrantRevoke{} }, []string{"GRANT_REVOKE"}},
+	{func() any { return &GrantRenew{} }, []string{"GRANT_RENEW"}},
+	{func() any { return &GrantEnded{} }, []string{"GRANT_ENDED"}},
+	{func() any { return &Claim{} }, []string{"CLAIM"}},
+	{func() any { return &Claimed{} }, []string{"CLAIMED"}},
+	{func() any { return &Find{} }, []string{"FIND", "OPEN_BLOCKS"}},
+	{func() any { return &FindInfo{} }, []string{"FIND"}},
+	{func() any { return &OpenBlocks{} }, []string{"OPEN_BLOCKS"}},
+	{func() any { return &OpenedBlocks{} }, []string{"OPEN_BLOCKS"}},
 	{func() any { return &Spans{} }, []string{"SPANS"}},
 	{func() any { return &ClientSpan{} }, []string{"SPANS"}},
 	{func() any { return &ClientSpanEvent{} }, []string{"SPANS"}},
@@ -158,5 +185,55 @@ func goldenCases() []golden {
 	noReply("done", KindDone, &Done{Handle: 1, Bytes: 4_423_680}, nil)
 	noReply("ended", KindEnded, &Ended{Handle: 1, Error: sampleFault()}, nil)
 	noReply("bye", KindPeerBye, nil, nil)
+
+	keys := bytes.Repeat([]byte{1, 2, 3, 4}, 12)
+	identity := TransferIdentity{TransferID: sampleTransfer, Attempt: 2, Instance: "prefill"}
+	find := Find{Model: "smollm2", Revision: "r1", Compat: "fp32", Layout: sampleLayout(), KeyBytes: 16}
+	holder := Holder{Node: "decode-0", Epoch: sampleEpoch, Addr: "[::1]:7420", Cache: "decode-0", Blocks: 2}
+	add("register_region_process", KindRegisterRegion, 2, &RegisterRegion{Name: "kv", ID: sampleLease, Kind: RegionProcess, Size: 1 << 30, Addr: 1 << 40}, nil).frame.FDs = 1
+	add("ok_register_region_process", KindOK, 2, &RegionInfo{Region: 1, MemoryKind: "process", Guarantee: GuaranteeLiveClient}, nil)
+	add("register_cache_instance", KindRegisterCache, 4, &RegisterCache{Name: "decode-0", Region: 1, Model: "smollm2", Layout: sampleLayout(), NumBlocks: 728,
+		Instance: "decode", InstanceKey: sampleSecret()}, nil)
+	add("publish", KindPublish, 14, &Publish{Cache: 1, KeyBytes: 16}, append(AppendU32s(nil, []uint32{4, 1, 9}), keys...))
+	add("ok_publish", KindOK, 14, &PublishInfo{Generation: 14}, nil)
+	add("lookup", KindLookup, 15, &Lookup{Model: "smollm2", Revision: "r1", Compat: "fp32", Layout: sampleLayout(), KeyBytes: 16, LocalOnly: true, TimeoutMillis: 500}, keys)
+	add("ok_lookup", KindOK, 15, &LookupInfo{Holders: []Holder{holder}, Unasked: []string{"prefill-1"}}, nil)
+	add("open", KindOpen, 16, &Open{Node: "decode-0", Epoch: sampleEpoch, Addr: "[::1]:7420", Cache: "decode-0", Model: "smollm2", Revision: "r1",
+		Compat: "fp32", Layout: sampleLayout(), KeyBytes: 16, TTLMillis: 30_000, TimeoutMillis: 500}, keys)
+	add("ok_open", KindOK, 16, &OpenInfo{Ticket: sampleTicket().Encode()}, nil)
+	add("lease_read", KindLease, 10, &LeaseRequest{Cache: 1, Mode: ModeRead, Readers: 4, TTLMillis: 30_000}, blocks)
+	add("lease_instance", KindLease, 10, &LeaseRequest{Instance: "decode", InstanceKey: sampleSecret(), Mode: ModeWrite, TTLMillis: 30_000}, blocks)
+	add("ok_lease_instance", KindOK, 10, &LeaseInfo{Lease: 5, Ticket: sampleTicket().Encode(), LeaseID: sampleLease, Ranks: 2}, nil)
+	add("renew", KindRenew, 17, &Renew{Lease: 5, TTLMillis: 30_000}, nil)
+	add("advertise", KindAdvertise, 18, &Advertise{Region: 1, Mode: ModeWrite, Uses: 1, TTLMillis: 30_000, Traceparent: sampleTraceparent},
+		AppendRegionSpans(nil, []RegionSpan{{Off: 4096, Len: 8192}}))
+	add("push_rank", KindPush, 12, &PushRequest{Cache: 2, Ticket: sampleRankTicket().Encode(), TimeoutMillis: 30_000, TransferIdentity: identity}, blocks)
+	add("pull", KindPull, 19, &PullRequest{Cache: 2, Ticket: sampleTicket().Encode(), TimeoutMillis: 30_000, Traceparent: sampleTraceparent,
+		SpanID: sampleSpan, Notification: note, TransferIdentity: identity}, blocks)
+	add("scatter", KindScatter, 20, &ScatterRequest{Region: 1, Mode: ModeRead, Ticket: sampleTicket().Encode(), TimeoutMillis: 30_000,
+		Traceparent: sampleTraceparent, SpanID: sampleSpan, Notification: note, TransferIdentity: identity}, AppendScatterRanges(nil, []ScatterRange{{Local: 0, Remote: 4096, Len: 64}}))
+	add("event_holder", KindEventHolder, 0, &HolderEvent{Lease: 5, TransferID: sampleTransfer, Peer: "decode-0", Provider: "tcp", Bytes: 64, Error: sampleFault()}, note)
+	add("event_granted", KindEventGranted, 0, &GrantedEvent{Lease: 5, Cache: 1, LeaseID: sampleLease, Mode: ModeWrite, Generation: 13}, blocks)
+	add("event_transfer_pull", KindEventTransfer, 0, &TransferEvent{Transfer: 6, TransferID: sampleTransfer, Blocks: 3, Bytes: 4_423_680, Released: true,
+		Generation: 13, Guarantee: GuaranteeLiveClient}, nil)
+
+	add("bind_raw", KindBind, 3, &Bind{Lease: sampleLease, Secret: sampleSecret(), Transfer: sampleTransfer, Attempt: 2, RemainingMillis: 500, Mode: ModeRead,
+		Raw: true, Instance: "prefill"}, nil)
+	add("ok_bind_raw", KindOK, 3, &Bound{Handle: 2, Key: 78, RemainingMillis: 500, RegionBytes: 1 << 20}, nil)
+	add("release", KindRelease, 4, &Release{Handle: 2, Bytes: 64}, note)
+	add("ok_release", KindOK, 4, nil, nil)
+	add("grant", KindGrant, 5, &Grant{Cache: "decode-1", Instance: "decode", InstanceKey: sampleSecret(), LeaseID: sampleLease, Mode: ModeRead, Readers: 4,
+		TTLMillis: 30_000, Traceparent: sampleTraceparent}, blocks)
+	add("ok_grant", KindOK, 5, &Granted{Handle: 3, Lease: sampleLease, Secret: sampleSecret(), Generation: 13, Layers: 30, Rank: 1}, nil)
+	add("grant_renew", KindGrantRenew, 6, &GrantRenew{Handle: 3, TTLMillis: 30_000}, nil)
+	noReply("grant_revoke", KindGrantRevoke, &GrantRevoke{Handle: 3, Error: sampleFault()}, nil)
+	noReply("grant_layers", KindGrantLayers, &GrantHandle{Handle: 3}, AppendU32s(nil, []uint32{0, 1}))
+	noReply("grant_ended", KindGrantEnded, &GrantEnded{Handle: 3, TransferID: sampleTransfer, Peer: "prefill-0", Provider: "tcp", Bytes: 64, Error: sampleFault()}, note)
+	noReply("claim", KindClaim, &Claim{Handle: 3, Claim: 1, Transfer: sampleTransfer, Attempt: 2}, nil)
+	noReply("claimed", KindClaimed, &Claimed{Claim: 1, Error: sampleFault()}, nil)
+	add("find", KindFind, 7, &find, keys)
+	add("ok_find", KindOK, 7, &FindInfo{Holders: []Holder{holder}}, nil)
+	add("open_blocks", KindOpenBlock, 8, &OpenBlocks{Find: find, Cache: "decode-0", TTLMillis: 30_000}, keys)
+	add("ok_open_blocks", KindOK, 8, &OpenedBlocks{Lease: sampleLease, Secret: sampleSecret(), Blocks: 3}, nil)
 	return out
 }

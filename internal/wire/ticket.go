@@ -29,7 +29,10 @@ type TicketGrant struct {
 	Addr   string `json:"addr"`   // of the node's peer port; the registry's view goes first where it knows the node
 	Lease  string `json:"lease"`  // 32 hex digits
 	Secret []byte `json:"secret"` // 16 random bytes
-	Blocks uint32 `json:"blocks"`
+	Blocks uint32 `json:"blocks,omitempty"`
+	Mode   string `json:"mode,omitempty"` // "" is "write"; "read"
+	Raw    bool   `json:"raw,omitempty"`  // of an advertised region: no blocks
+	Rank   uint32 `json:"rank,omitempty"` // of an instance's lease: the rank whose part it is
 }
 
 // String is what logs may show: never the capability.
@@ -70,7 +73,8 @@ func ParseTicket(s string) (*Ticket, error) {
 		return bad("it holds no grant")
 	}
 	for _, g := range t.Grants {
-		if !isHex(g.Lease, 16) || !isHex(g.Epoch, 16) || len(g.Secret) != 16 || g.Node == "" || g.Addr == "" || g.Blocks == 0 {
+		if !isHex(g.Lease, 16) || !isHex(g.Epoch, 16) || len(g.Secret) != 16 || g.Node == "" || g.Addr == "" || (g.Blocks == 0) != g.Raw ||
+			(g.Mode != "" && g.Mode != ModeWrite && g.Mode != ModeRead) {
 			return bad("a grant is incomplete")
 		}
 	}

@@ -17,6 +17,15 @@ func sampleTicket() *Ticket {
 		Addr: "[::1]:7420", Lease: sampleLease, Secret: sampleSecret(), Blocks: 3}}}
 }
 
+func sampleRankTicket() *Ticket {
+	t := sampleTicket()
+	t.Grants[0].Mode = ModeRead
+	second := t.Grants[0]
+	second.Rank = 1
+	t.Grants = append(t.Grants, second, TicketGrant{Node: "decode-0", Epoch: sampleEpoch, Addr: "[::1]:7420", Lease: sampleLease, Secret: sampleSecret(), Raw: true})
+	return t
+}
+
 func encodeTicket(t testing.TB, v any) string {
 	raw, err := json.Marshal(v)
 	require.NoError(t, err)
