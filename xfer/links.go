@@ -1,6 +1,7 @@
 package xfer
 
 import (
+	"context"
 	"sync"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
@@ -19,18 +20,19 @@ type linkState struct {
 
 	mu      sync.Mutex
 	down    bool
-	binding map[uint64]*push    // source: by request id
-	owed    map[uint64]struct{} // source: requests whose push has ended while the answer is still due
-	pushes  map[uint64]*push    // source: by the target's handle
-	leases  map[uint64]*lease   // target: by handle
-	windows map[rdma.Key]*lease // target: by window
+	binding map[uint64]*push                         // source: by request id
+	owed    map[uint64]struct{}                      // source: requests whose push has ended while the answer is still due
+	asks    map[uint64]func(f wire.Frame, err error) // source: who waits for an answer to another request than BIND
+	pushes  map[uint64]*push                         // source: by the target's handle
+	leases  map[uint64]*lease                        // target: by handle
+	windows map[rdma.Key]*lease                      // target: by window
 	handles uint64
 }
 
 // LinkUp makes a link known. It comes before the link's first frame.
 func (e *Engine) LinkUp(l Link) {
 	name, _ := l.Provider()
-	ls := &linkState{e: e, link: l, provider: name, binding: map[uint64]*push{}, owed: map[uint64]struct{}{}, pushes: map[uint64]*push{},
+	ls := &linkState{e: e, link: l, provider: name, binding: map[uint64]*push{}, owed: map[uint64]struct{}{}, asks: map[uint64]func(wire.Frame, error){}, pushes: map[uint64]*push{},
 		leases: map[uint64]*lease{}, windows: map[rdma.Key]*lease{}}
 	if init := l.Initiator(); init != nil {
 		ls.out = newOutQueue(e, l, init, e.caps(name))
@@ -73,6 +75,8 @@ func (e *Engine) LinkDown(l Link, reason error) {
 	for _, p := range ls.pushes {
 		pushes = append(pushes, p)
 	}
+	asks := ls.asks
+	ls.asks = nil
 	leases := make([]*lease, 0, len(ls.leases))
 	for _, x := range ls.leases {
 		leases = append(leases, x)
@@ -80,6 +84,9 @@ func (e *Engine) LinkDown(l Link, reason error) {
 	ls.mu.Unlock()
 	if len(pushes)+len(leases) > 0 {
 		e.o.Logger.Warn("link lost with transfers on it", "peer", l.Peer().Node, "pushes", len(pushes), "leases", len(leases), "reason", reason)
+	}
+	for _, answered := range asks {
+		answered(wire.Frame{}, &fault.Error{Code: fault.PeerLost, Op: "link", Peer: l.Peer().Node})
 	}
 	for _, p := range pushes {
 		p.step(protocol.TransferEvent{Kind: protocol.TransferPeerLost})
@@ -180,8 +187,83 @@ func (ls *linkState) frame(f wire.Frame) error {
 	return fault.New(fault.ProtocolViolation, "link", "%s is not allowed here", f.Kind)
 }
 
+// ask sends a request; answered is called once, from another goroutine: with the OK's frame, or with the error that the
+// peer answered or PeerLost. It must not block.
+func (ls *linkState) ask(request uint64, kind wire.Kind, body any, array []byte, answered func(f wire.Frame, err error)) {
+	ls.mu.Lock()
+	down := ls.down
+	if !down {
+		ls.asks[request] = answered
+	}
+	ls.mu.Unlock()
+	if down {
+		ls.e.wg.Go(func() {
+			answered(wire.Frame{}, &fault.Error{Code: fault.PeerLost, Op: "link", Peer: ls.link.Peer().Node})
+		})
+		return
+	}
+	ls.sendFrame(kind, request, body, array)
+}
+
+// forgetAsk ends the wait for an answer; it reports whether the answer was still due.
+func (ls *linkState) forgetAsk(request uint64) bool {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	_, due := ls.asks[request]
+	delete(ls.asks, request)
+	return due
+}
+
+// call is ask for a caller that waits.
+func (ls *linkState) call(ctx context.Context, kind wire.Kind, body any, array []byte) (wire.Frame, error) {
+	e := ls.e
+	e.mu.Lock()
+	request := e.id()
+	e.mu.Unlock()
+	type answer struct {
+		f   wire.Frame
+		err error
+	}
+	got := make(chan answer, 1)
+	ls.ask(request, kind, body, array, func(f wire.Frame, err error) { got <- answer{f, err} })
+	select {
+	case a := <-got:
+		return a.f, a.err
+	case <-ctx.Done():
+		ls.forgetAsk(request)
+		fe := fault.From("link", ctx.Err())
+		fe.Peer = ls.link.Peer().Node
+		return wire.Frame{}, fe
+	}
+}
+
+// answered gives an OK or ERROR to whoever asked; false: nobody did.
+func (ls *linkState) answered(f wire.Frame) (bool, error) {
+	ls.mu.Lock()
+	take := ls.asks[f.Request]
+	delete(ls.asks, f.Request)
+	ls.mu.Unlock()
+	if take == nil {
+		return false, nil
+	}
+	if f.Kind == wire.KindOK {
+		take(f, nil)
+		return true, nil
+	}
+	var w fault.Wire
+	if err := f.Decode(&w); err != nil {
+		take(wire.Frame{}, err)
+		return true, err
+	}
+	take(wire.Frame{}, fault.FromWire(&w))
+	return true, nil
+}
+
 // bindAnswer takes BOUND or a refusal.
 func (ls *linkState) bindAnswer(f wire.Frame) error {
+	if taken, err := ls.answered(f); taken {
+		return err
+	}
 	ls.mu.Lock()
 	p := ls.binding[f.Request]
 	delete(ls.owed, f.Request)
