@@ -83,7 +83,7 @@ bench: ## ns a block and allocations
 # What a peer does in the scenario of test/integration/test_late_writes.py; no part of `make test`. numpy comes from the demo's list.
 $(BUILD)/nixl/.done: bench/peers/requirements-nixl.txt examples/disagg/requirements.txt
 	$(PYTHON) -m venv $(BUILD)/nixl
-	$(BUILD)/nixl/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r bench/peers/requirements-nixl.txt "$$(grep -o '^numpy[^;]*' examples/disagg/requirements.txt | tail -1)"
+	$(BUILD)/nixl/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r bench/peers/requirements-nixl.txt -r <(grep '^numpy' examples/disagg/requirements.txt)
 	@touch $@
 
 late-writes-nixl: $(BUILD)/nixl/.done ## shows late writes of NIXL over UCX tcp; ARGS="--rounds 20"
