@@ -198,6 +198,9 @@ func (o *offer) apply(f protocol.OfferEffect) {
 		o.fence(h, f.Code)
 	case protocol.OfferHolderEnded:
 		o.holderEnded(h, f)
+		if o.m.Holders() == 0 && o.m.Phase() == protocol.OfferOpen && o.e.Draining() { // nobody can bind it any more
+			o.queue = append(o.queue, protocol.OfferEvent{Kind: protocol.OfferRevoke, Code: fault.Draining})
+		}
 	case protocol.OfferEnd:
 		o.end(f, false)
 	case protocol.OfferQuarantine:
