@@ -276,11 +276,11 @@ func (o *offer) holderEnded(h *holder, f protocol.OfferEffect) {
 		h.stop()
 	}
 	b.ls.dropBound(b.handle, b.key)
-	ev := wire.HolderEvent{Lease: o.id, TransferID: b.transfer, Peer: b.ls.link.Peer().Node, Provider: b.ls.provider, Bytes: f.Bytes}
+	ev := wire.HolderEvent{Lease: o.id, TransferID: b.transfer, Peer: b.ls.link.Peer().Node, Provider: b.ls.provider, Bytes: f.Bytes, Guarantee: o.region.guarantee()}
 	var failure *fault.Error
 	note := h.note
 	if f.Code != 0 {
-		failure = &fault.Error{Code: f.Code, Op: "lease", Peer: ev.Peer, Region: o.name(), MayHaveWritten: f.Wrote}
+		failure = &fault.Error{Code: f.Code, Op: "lease", Peer: ev.Peer, Region: o.name(), MayHaveWritten: f.Wrote, Guarantee: o.region.guarantee()}
 		ev.Error, note = fault.ToWire(failure), nil
 	}
 	h.spans.ended(failure)
@@ -303,10 +303,10 @@ func (o *offer) holderEnded(h *holder, f protocol.OfferEffect) {
 
 // end tells the owner and forgets the offer.
 func (o *offer) end(f protocol.OfferEffect, quarantined bool) {
-	ev := wire.LeaseEvent{Lease: o.id, Bytes: f.Bytes}
+	ev := wire.LeaseEvent{Lease: o.id, Bytes: f.Bytes, Guarantee: o.region.guarantee()}
 	past := fault.TicketBound
 	if f.Code != 0 {
-		fe := &fault.Error{Code: f.Code, Op: "lease", Region: o.name(), MayHaveWritten: f.Wrote}
+		fe := &fault.Error{Code: f.Code, Op: "lease", Region: o.name(), MayHaveWritten: f.Wrote, Guarantee: o.region.guarantee()}
 		if quarantined {
 			fe.Detail = "the fence failed: the memory is quarantined until the daemon exits"
 		}
