@@ -2,6 +2,7 @@ package xfer
 
 import (
 	"context"
+	"fmt"
 	"sync"
 
 	"go.opentelemetry.io/otel/trace"
@@ -156,10 +157,18 @@ func (o *offer) step(ev protocol.OfferEvent) {
 	o.run(ev)
 }
 
+// maxHolders bounds the transfers that hold an offer at a time: whoever has its ticket may bind it.
+const maxHolders = 4096
+
 // bind makes the holder of a BIND.
 func (o *offer) bind(b *bindRequest, deadline rdma.Instant) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if len(o.holders) >= maxHolders {
+		b.ls.refuse(b.request, &fault.Error{Code: fault.ResourceExhausted, Op: "bind", Peer: o.e.o.Node, Region: o.name(),
+			Detail: fmt.Sprintf("%d transfers hold the lease, allowed at a time %d", len(o.holders), maxHolders)})
+		return
+	}
 	o.last++
 	h := &holder{o: o, id: o.last, bind: b}
 	o.holders[h.id] = h
