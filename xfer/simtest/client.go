@@ -1,0 +1,259 @@
+package simtest
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/kvxfer/kvxfer/internal/wire"
+	"github.com/kvxfer/kvxfer/xfer"
+	"github.com/kvxfer/kvxfer/xfer/layout"
+)
+
+// Small is a layout of 3 layers whose piece is 512 bytes, four packets of the default size.
+var Small = layout.Layout{Layers: 3, KVHeads: 2, HeadDim: 8, DType: "float32", BlockTokens: 4, Order: layout.HND, TPSize: 1}
+
+// Client is an attached process with one cache. It implements xfer.Sink.
+type Client struct {
+	Node  *Node
+	ID    xfer.ClientID
+	Cache uint64
+	Spec  wire.RegisterCache
+	w     *World
+	mem   *memory
+	geo   layout.Geometry
+
+	mu     sync.Mutex
+	rng    *rand.Rand // of patterns
+	leases map[uint64]*Lease
+	pushes map[uint64]*Push
+	images map[uint32][]byte // what blocks must hold until they are leased again
+}
+
+// Lease is a lease and what its owner heard of it. Read it when it has ended, or with Client.Locked.
+type Lease struct {
+	Client   *Client
+	ID       uint64
+	Ticket   string
+	Blocks   []uint32
+	Deadline time.Time // on the bubble's clock
+
+	Layers  []uint32
+	Ends    int // events that ended it
+	End     wire.LeaseEvent
+	Note    []byte
+	EndedAt time.Time
+}
+
+// Push is a transfer and what its source heard of it.
+type Push struct {
+	Client   *Client
+	ID       uint64
+	Blocks   []uint32
+	Deadline time.Time
+	Source   [][]byte // the blocks' bytes when it began
+
+	Ends       int
+	End        wire.TransferEvent
+	EndedAt    time.Time
+	Released   int // times that its blocks were given back
+	ReleasedAt time.Time
+}
+
+// Client attaches a process whose cache, named after it, has so many blocks of a layout, filled at random from the seed.
+func (n *Node) Client(name string, l layout.Layout, blocks uint32, seed uint64) *Client {
+	w := n.w
+	w.T.Helper()
+	c := &Client{Node: n, w: w, geo: layout.Geometry{Layout: l, NumBlocks: blocks}, rng: rand.New(rand.NewPCG(seed, 2)),
+		leases: map[uint64]*Lease{}, pushes: map[uint64]*Push{}, images: map[uint32][]byte{}}
+	var err error
+	if c.ID, err = n.Engine.AddClient(xfer.ClientInfo{Tenant: "default", Process: name}, c); err != nil {
+		w.T.Fatal(err)
+	}
+	ino := w.regions.Add(1)
+	if c.mem, err = newMemory(c.geo.Bytes(), ino, c.unmapped); err != nil {
+		w.T.Fatal(err)
+	}
+	w.mu.Lock()
+	w.clients = append(w.clients, c)
+	w.mu.Unlock()
+	for b := range blocks {
+		c.scribble(b)
+	}
+	info, err := n.Engine.RegisterRegion(c.ID, wire.RegisterRegion{Name: name, ID: fmt.Sprintf("%032x", ino), Kind: "memfd", Size: c.geo.Bytes()}, c.mem)
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	c.Spec = wire.RegisterCache{Name: name, Region: info.Region, Model: "m", Revision: "1", Layout: l, NumBlocks: blocks}
+	c.RegisterCache()
+	return c
+}
+
+// RegisterCache declares the cache again after it was dropped.
+func (c *Client) RegisterCache() {
+	c.w.T.Helper()
+	info, _, err := c.Node.Engine.RegisterCache(context.Background(), c.ID, c.Spec, nil)
+	if err != nil {
+		c.w.T.Fatal(err)
+	}
+	c.Cache = info.Cache
+}
+
+// Lease takes a write lease on blocks, whose images end here.
+func (c *Client) Lease(ttl time.Duration, blocks ...uint32) (*Lease, error) {
+	c.mu.Lock()
+	for _, b := range blocks {
+		c.check(b)
+		delete(c.images, b)
+	}
+	c.mu.Unlock()
+	deadline := time.Now().Add(ttl)
+	info, err := c.Node.Engine.Lease(context.Background(), c.ID, wire.LeaseRequest{Cache: c.Cache, Mode: "write", TTLMillis: ttl.Milliseconds()}, blocks)
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	l := c.lease(info.Lease)
+	l.Ticket, l.Blocks, l.Deadline = info.Ticket, blocks, deadline
+	if l.Ends > 0 { // its end came first
+		c.takeBack(l)
+	}
+	return l, nil
+}
+
+// Push starts a transfer of blocks, layer by layer.
+func (c *Client) Push(ticket string, timeout time.Duration, blocks ...uint32) (*Push, error) {
+	src := make([][]byte, len(blocks))
+	for i, b := range blocks {
+		src[i] = c.Block(b)
+	}
+	deadline := time.Now().Add(timeout)
+	info, err := c.Node.Engine.Push(c.ID, wire.PushRequest{Cache: c.Cache, Ticket: ticket, TimeoutMillis: timeout.Milliseconds(), Layerwise: true}, blocks)
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p := c.push(info.Transfer)
+	p.Blocks, p.Deadline, p.Source = blocks, deadline, src
+	if p.Released > 0 {
+		c.reuse(p)
+	}
+	return p, nil
+}
+
+// Layer hands a layer over.
+func (p *Push) Layer(layer uint32) {
+	p.Client.Node.Engine.PushLayer(p.Client.ID, wire.LayerPart{Transfer: p.ID, Layer: layer})
+}
+
+// All hands every layer over and finishes.
+func (p *Push) All() {
+	for layer := range p.Client.Spec.Layout.Layers {
+		p.Layer(layer)
+	}
+	p.Finish(nil)
+}
+
+// Finish says that everything was handed over.
+func (p *Push) Finish(note []byte) {
+	p.Client.Node.Engine.PushFinish(p.Client.ID, p.ID, note)
+}
+
+// Cancel ends it early.
+func (p *Push) Cancel() { p.Client.Node.Engine.PushCancel(p.Client.ID, p.ID) }
+
+// Revoke takes the lease back.
+func (l *Lease) Revoke() error { return l.Client.Node.Engine.Revoke(l.Client.ID, l.ID) }
+
+// Kill ends the process. Its memory stays readable for the test, but counts as unmapped as soon as the engine says so.
+func (c *Client) Kill() { c.Node.Engine.ClientGone(c.ID) }
+
+// Unmapped says whether the engine has given the memory up.
+func (c *Client) Unmapped() bool { return c.mem.closed.Load() }
+
+// Locked runs f while no event is noted.
+func (c *Client) Locked(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f()
+}
+
+// lease and push find a record or make it, since an event may come before the call that began it has returned.
+func (c *Client) lease(id uint64) *Lease {
+	if c.leases[id] == nil {
+		c.leases[id] = &Lease{Client: c, ID: id}
+	}
+	return c.leases[id]
+}
+
+func (c *Client) push(id uint64) *Push {
+	if c.pushes[id] == nil {
+		c.pushes[id] = &Push{Client: c, ID: id}
+	}
+	return c.pushes[id]
+}
+
+// LayersVisible implements xfer.Sink.
+func (c *Client) LayersVisible(v wire.LayersVisible) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	l := c.lease(v.Lease)
+	l.Layers = append(l.Layers, v.Layers...)
+}
+
+// LeaseEnded implements xfer.Sink. The owner uses its blocks at this very moment.
+func (c *Client) LeaseEnded(ev wire.LeaseEvent, note []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	l := c.lease(ev.Lease)
+	l.End, l.Note, l.EndedAt = ev, note, time.Now()
+	l.Ends++
+	c.takeBack(l)
+}
+
+// TransferEnded implements xfer.Sink.
+func (c *Client) TransferEnded(ev wire.TransferEvent) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p := c.push(ev.Transfer)
+	p.End, p.EndedAt = ev, time.Now()
+	p.Ends++
+	if ev.Released {
+		c.released(p)
+	}
+}
+
+// Released implements xfer.Sink.
+func (c *Client) Released(r wire.Released) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.released(c.push(r.Transfer))
+}
+
+func (c *Client) released(p *Push) {
+	p.Released++
+	p.ReleasedAt = time.Now()
+	c.reuse(p)
+}
+
+// reuse writes other bytes into a source's blocks: what is sent from now on is not what was pushed.
+func (c *Client) reuse(p *Push) {
+	for _, b := range p.Blocks {
+		c.scribble(b)
+	}
+}
+
+// takeBack gives the blocks of an ended lease their image.
+func (c *Client) takeBack(l *Lease) {
+	for _, b := range l.Blocks {
+		if l.End.Error == nil {
+			c.images[b] = c.Block(b)
+		} else {
+			c.scribble(b)
+		}
+	}
+}

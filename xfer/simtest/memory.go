@@ -1,0 +1,112 @@
+package simtest
+
+import (
+	"bytes"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvxfer/kvxfer/rdma"
+)
+
+// memory is a client's region, outside the Go heap. Close counts it as unmapped but leaves it readable, so that late
+// bytes are found and do not end the process. It implements xfer.Mapping.
+type memory struct {
+	bytes   []byte
+	ino     uint64
+	closed  atomic.Bool
+	onClose func()
+}
+
+func newMemory(n, ino uint64, onClose func()) (*memory, error) {
+	b, err := unix.Mmap(-1, 0, int(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANON)
+	return &memory{bytes: b, ino: ino, onClose: onClose}, err
+}
+
+func (m *memory) Memory() rdma.Memory {
+	return rdma.Memory{Kind: rdma.MemoryHost, Base: unsafe.Pointer(&m.bytes[0]), Len: uint64(len(m.bytes)), Name: "sim"}
+}
+
+func (m *memory) Object() (dev, ino uint64) { return 1, m.ino }
+
+func (m *memory) Close() error {
+	m.onClose()
+	m.closed.Store(true)
+	return nil
+}
+
+func (m *memory) free() { _ = unix.Munmap(m.bytes) }
+
+// unmapped gives every block an image: nothing may touch the memory any more.
+func (c *Client) unmapped() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for b := range c.geo.NumBlocks {
+		c.check(b)
+		c.scribble(b)
+	}
+}
+
+// planes calls f for the part of a block in each plane of each layer.
+func (c *Client) planes(block uint32, f func([]byte)) {
+	for layer := range c.geo.Layout.Layers {
+		for plane := range c.geo.Layout.Planes() {
+			off := c.geo.Offset(layer, plane, block)
+			f(c.mem.bytes[off : off+c.geo.Layout.PlaneBlockBytes()])
+		}
+	}
+}
+
+// Block copies a block's bytes, layer after layer.
+func (c *Client) Block(block uint32) []byte {
+	out := make([]byte, 0, c.geo.Layout.BlockBytes())
+	c.planes(block, func(b []byte) { out = append(out, b...) })
+	return out
+}
+
+// scribble writes fresh random bytes into a block; they are its image. The caller holds c.mu or is alone.
+func (c *Client) scribble(block uint32) {
+	c.planes(block, func(b []byte) {
+		for i := 0; i < len(b); i += 8 {
+			x := c.rng.Uint64()
+			for k := range b[i:min(i+8, len(b))] {
+				b[i+k] = byte(x >> (8 * k))
+			}
+		}
+	})
+	c.images[block] = c.Block(block)
+}
+
+// Check compares every image with the memory.
+func (c *Client) Check() {
+	c.w.T.Helper()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for b := range c.geo.NumBlocks {
+		c.check(b)
+	}
+}
+
+// check compares a block with its image and then forgets a difference, so that it is told once.
+func (c *Client) check(block uint32) {
+	c.w.T.Helper()
+	want := c.images[block]
+	if want == nil {
+		return
+	}
+	got := c.Block(block)
+	if bytes.Equal(want, got) {
+		return
+	}
+	n, first := 0, -1
+	for i := range got {
+		if got[i] != want[i] {
+			if n++; first < 0 {
+				first = i
+			}
+		}
+	}
+	c.w.T.Errorf("changed bytes: block %d of %s: %d of %d, the first at %d", block, c.Spec.Name, n, len(got), first)
+	c.images[block] = got
+}
