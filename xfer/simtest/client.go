@@ -17,13 +17,14 @@ var Small = layout.Layout{Layers: 3, KVHeads: 2, HeadDim: 8, DType: "float32", B
 
 // Client is an attached process with one cache. It implements xfer.Sink.
 type Client struct {
-	Node  *Node
-	ID    xfer.ClientID
-	Cache uint64
-	Spec  wire.RegisterCache
-	w     *World
-	mem   *memory
-	geo   layout.Geometry
+	Node    *Node
+	ID      xfer.ClientID
+	Cache   uint64
+	Spec    wire.RegisterCache
+	w       *World
+	mem     *memory
+	geo     layout.Geometry
+	dropped bool // of the goroutine that calls
 
 	mu     sync.Mutex
 	rng    *rand.Rand // of patterns
@@ -45,6 +46,7 @@ type Lease struct {
 	End     wire.LeaseEvent
 	Note    []byte
 	EndedAt time.Time
+	Brought [][]byte // the blocks' bytes at that moment, of a commit
 }
 
 // Push is a transfer and what its source heard of it.
@@ -98,8 +100,17 @@ func (c *Client) RegisterCache() {
 	if err != nil {
 		c.w.T.Fatal(err)
 	}
-	c.Cache = info.Cache
+	c.Cache, c.dropped = info.Cache, false
 }
+
+// Drop ends the cache; its blocks keep their images.
+func (c *Client) Drop() error {
+	c.dropped = true
+	return c.Node.Engine.DropCache(context.Background(), c.ID, c.Cache)
+}
+
+// Dropped says whether the cache is gone and was not declared again.
+func (c *Client) Dropped() bool { return c.dropped }
 
 // Lease takes a write lease on blocks, whose images end here.
 func (c *Client) Lease(ttl time.Duration, blocks ...uint32) (*Lease, error) {
@@ -252,6 +263,7 @@ func (c *Client) takeBack(l *Lease) {
 	for _, b := range l.Blocks {
 		if l.End.Error == nil {
 			c.images[b] = c.Block(b)
+			l.Brought = append(l.Brought, c.images[b])
 		} else {
 			c.scribble(b)
 		}
