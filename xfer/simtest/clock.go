@@ -14,12 +14,13 @@ type clock struct {
 
 	mu     sync.Mutex
 	paused bool
-	held   []*timer
+	held   []*timer // fell due while it was paused
 }
 
+// timer is a call that was asked for. Its state is under clock.mu.
 type timer struct {
-	f       func()
-	stopped bool // under clock.mu
+	f             func()
+	held, stopped bool
 }
 
 func newClock(offset time.Duration) *clock {
@@ -34,7 +35,7 @@ func (c *clock) AfterFunc(at rdma.Instant, f func()) func() bool {
 	t := &timer{f: f}
 	stop := time.AfterFunc(time.Duration(at-c.Now()), func() {
 		c.mu.Lock()
-		if c.paused {
+		if t.held = c.paused; t.held {
 			c.held = append(c.held, t)
 			c.mu.Unlock()
 			return
@@ -48,8 +49,9 @@ func (c *clock) AfterFunc(at rdma.Instant, f func()) func() bool {
 		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
+		first := t.held && !t.stopped
 		t.stopped = true
-		return false
+		return first
 	}
 }
 
@@ -65,6 +67,7 @@ func (c *clock) resume() {
 	defer c.mu.Unlock()
 	c.paused = false
 	for _, t := range c.held {
+		t.held = false
 		if !t.stopped {
 			go t.f()
 		}

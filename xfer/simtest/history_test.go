@@ -3,6 +3,7 @@ package simtest_test
 import (
 	"bytes"
 	"cmp"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -25,17 +26,19 @@ const (
 	slack         = time.Millisecond // deadlines travel in whole milliseconds, rounded up
 )
 
+// rounds is large on request: go test ./xfer/simtest -run RandomHistories -rounds 100000 -timeout 1h
+var rounds = flag.Int("rounds", 400, "rounds of TestRandomHistories on each kind of fabric")
+
 // fabrics are what histories meet, a world each.
 var fabrics = []struct {
 	name   string
 	nodes  int
-	rounds int
 	faults simfabric.Faults
 }{
-	{"calm", 2, 300, simfabric.Faults{Delay: time.Millisecond}},
-	{"shuffled", 3, 300, simfabric.Faults{Delay: time.Millisecond, Jitter: 20 * time.Millisecond}},
-	{"late", 2, 300, simfabric.Faults{Delay: time.Millisecond, Jitter: 5 * time.Millisecond, Duplicate: 0.1, Late: 0.2, Hold: 0.02, LateBy: 20 * time.Second}},
-	{"lossy", 3, 300, simfabric.Faults{Delay: time.Millisecond, Jitter: 5 * time.Millisecond, Loss: 0.15, MaxLosses: 4, Late: 0.1, LateBy: 5 * time.Second}},
+	{"calm", 2, simfabric.Faults{Delay: time.Millisecond}},
+	{"shuffled", 3, simfabric.Faults{Delay: time.Millisecond, Jitter: 20 * time.Millisecond}},
+	{"late", 2, simfabric.Faults{Delay: time.Millisecond, Jitter: 5 * time.Millisecond, Duplicate: 0.1, Late: 0.2, Hold: 0.02, LateBy: 20 * time.Second}},
+	{"lossy", 3, simfabric.Faults{Delay: time.Millisecond, Jitter: 5 * time.Millisecond, Loss: 0.15, MaxLosses: 4, Late: 0.1, LateBy: 5 * time.Second}},
 }
 
 // TestRandomHistories runs rounds of a few transfers each, in which leases are revoked and expire, transfers are cancelled
@@ -46,7 +49,7 @@ func TestRandomHistories(t *testing.T) {
 		t.Run(f.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				h := newHistory(t, seed+uint64(i), simtest.Options{Nodes: f.nodes, Faults: f.faults})
-				for range f.rounds {
+				for range *rounds {
 					h.round()
 				}
 				h.w.Pass(time.Minute) // what is late comes now
