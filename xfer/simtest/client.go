@@ -26,11 +26,15 @@ type Client struct {
 	geo     layout.Geometry
 	dropped bool // of the goroutine that calls
 
-	mu     sync.Mutex
-	rng    *rand.Rand // of patterns
-	leases map[uint64]*Lease
-	pushes map[uint64]*Push
-	images map[uint32][]byte // what blocks must hold until they are leased again
+	mu          sync.Mutex
+	rng         *rand.Rand // of patterns
+	leases      map[uint64]*Lease
+	pushes      map[uint64]*Push
+	images      map[uint32][]byte // what blocks must hold until they are leased again
+	generations map[uint32]uint64 // of committed blocks as they are
+	gone        bool              // the engine has given the memory up
+	lost        bool              // its daemon died
+	heir        bool              // the memory is that of a lost client
 }
 
 // Lease is a lease and what its owner heard of it. Read it when it has ended, or with Client.Locked.
@@ -66,31 +70,82 @@ type Push struct {
 
 // Client attaches a process whose cache, named after it, has so many blocks of a layout, filled at random from the seed.
 func (n *Node) Client(name string, l layout.Layout, blocks uint32, seed uint64) *Client {
-	w := n.w
-	w.T.Helper()
-	c := &Client{Node: n, w: w, geo: layout.Geometry{Layout: l, NumBlocks: blocks}, rng: rand.New(rand.NewPCG(seed, 2)),
-		leases: map[uint64]*Lease{}, pushes: map[uint64]*Push{}, images: map[uint32][]byte{}}
-	var err error
-	if c.ID, err = n.Engine.AddClient(xfer.ClientInfo{Tenant: "default", Process: name}, c); err != nil {
-		w.T.Fatal(err)
+	c := n.newClient(l, blocks, seed)
+	mem, err := newMemory(c.geo.Bytes(), n.w.regions.Add(1), c.unmapped)
+	if err != nil {
+		n.w.T.Fatal(err)
 	}
-	ino := w.regions.Add(1)
-	if c.mem, err = newMemory(c.geo.Bytes(), ino, c.unmapped); err != nil {
-		w.T.Fatal(err)
-	}
-	w.mu.Lock()
-	w.clients = append(w.clients, c)
-	w.mu.Unlock()
+	c.mem = mem
 	for b := range blocks {
 		c.scribble(b)
 	}
-	info, err := n.Engine.RegisterRegion(c.ID, wire.RegisterRegion{Name: name, ID: fmt.Sprintf("%032x", ino), Kind: "memfd", Size: c.geo.Bytes()}, c.mem)
-	if err != nil {
-		w.T.Fatal(err)
-	}
-	c.Spec = wire.RegisterCache{Name: name, Region: info.Region, Model: "m", Revision: "1", Layout: l, NumBlocks: blocks}
-	c.RegisterCache()
+	c.attach(name, nil)
 	return c
+}
+
+func (n *Node) newClient(l layout.Layout, blocks uint32, seed uint64) *Client {
+	return &Client{Node: n, w: n.w, geo: layout.Geometry{Layout: l, NumBlocks: blocks}, rng: rand.New(rand.NewPCG(seed, 2)),
+		leases: map[uint64]*Lease{}, pushes: map[uint64]*Push{}, images: map[uint32][]byte{}, generations: map[uint32]uint64{}}
+}
+
+// attach registers client, region and cache; it returns the blocks that are served of those vouched for.
+func (c *Client) attach(name string, vouched []wire.Vouch) (served []uint32) {
+	e, t := c.Node.Engine, c.w.T
+	t.Helper()
+	var err error
+	if c.ID, err = e.AddClient(xfer.ClientInfo{Tenant: "default", Process: name}, c); err != nil {
+		t.Fatal(err)
+	}
+	c.w.mu.Lock()
+	c.w.clients = append(c.w.clients, c)
+	c.w.mu.Unlock()
+	region, err := e.RegisterRegion(c.ID, wire.RegisterRegion{Name: name, ID: fmt.Sprintf("%032x", c.mem.ino), Kind: "memfd", Size: c.geo.Bytes()}, c.mem)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Spec = wire.RegisterCache{Name: name, Region: region.Region, Model: "m", Revision: "1", Layout: c.geo.Layout, NumBlocks: c.geo.NumBlocks}
+	info, served, err := e.RegisterCache(context.Background(), c.ID, c.Spec, vouched)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Cache = info.Cache
+	return served
+}
+
+// Reattach brings a lost client's process back to its restarted daemon: with its memory, and vouching for the committed
+// blocks that it has not written since. It returns the new client, what it vouched for and what is served of it.
+func (c *Client) Reattach(n *Node, seed uint64) (heir *Client, vouched, served []uint32) {
+	heir = n.newClient(c.geo.Layout, c.geo.NumBlocks, seed)
+	heir.heir = true
+	heir.mem = &memory{bytes: c.mem.bytes, ino: c.mem.ino, onClose: heir.unmapped}
+	var list []wire.Vouch
+	for b := range c.geo.NumBlocks {
+		g, ok := c.generations[b]
+		if !ok { // torn or its own: the daemon is gone, so nobody writes there any more
+			heir.scribble(b)
+			continue
+		}
+		heir.images[b], heir.generations[b] = c.images[b], g
+		list, vouched = append(list, wire.Vouch{Block: b, Generation: g}), append(vouched, b)
+	}
+	return heir, vouched, heir.attach(c.Spec.Name, list)
+}
+
+// lose makes the client deaf.
+func (c *Client) lose() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for b := range c.geo.NumBlocks {
+		c.check(b)
+	}
+	c.lost = true
+}
+
+// Lost says whether the client's daemon died; none of its leases and pushes will say more.
+func (c *Client) Lost() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.lost
 }
 
 // RegisterCache declares the cache again after it was dropped.
@@ -103,10 +158,14 @@ func (c *Client) RegisterCache() {
 	c.Cache, c.dropped = info.Cache, false
 }
 
-// Drop ends the cache; its blocks keep their images.
+// Drop ends the cache; its blocks keep their images, but the daemon forgets that they were committed.
 func (c *Client) Drop() error {
 	c.dropped = true
-	return c.Node.Engine.DropCache(context.Background(), c.ID, c.Cache)
+	err := c.Node.Engine.DropCache(context.Background(), c.ID, c.Cache)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	clear(c.generations)
+	return err
 }
 
 // Dropped says whether the cache is gone and was not declared again.
@@ -118,6 +177,7 @@ func (c *Client) Lease(ttl time.Duration, blocks ...uint32) (*Lease, error) {
 	for _, b := range blocks {
 		c.check(b)
 		delete(c.images, b)
+		delete(c.generations, b)
 	}
 	c.mu.Unlock()
 	deadline := time.Now().Add(ttl)
@@ -184,7 +244,11 @@ func (l *Lease) Revoke() error { return l.Client.Node.Engine.Revoke(l.Client.ID,
 func (c *Client) Kill() { c.Node.Engine.ClientGone(c.ID) }
 
 // Unmapped says whether the engine has given the memory up.
-func (c *Client) Unmapped() bool { return c.mem.closed.Load() }
+func (c *Client) Unmapped() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.gone
+}
 
 // Locked runs f while no event is noted.
 func (c *Client) Locked(f func()) {
@@ -212,6 +276,9 @@ func (c *Client) push(id uint64) *Push {
 func (c *Client) LayersVisible(v wire.LayersVisible) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.lost {
+		return
+	}
 	l := c.lease(v.Lease)
 	l.Layers = append(l.Layers, v.Layers...)
 }
@@ -220,6 +287,9 @@ func (c *Client) LayersVisible(v wire.LayersVisible) {
 func (c *Client) LeaseEnded(ev wire.LeaseEvent, note []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.lost {
+		return
+	}
 	l := c.lease(ev.Lease)
 	l.End, l.Note, l.EndedAt = ev, note, time.Now()
 	l.Ends++
@@ -230,6 +300,9 @@ func (c *Client) LeaseEnded(ev wire.LeaseEvent, note []byte) {
 func (c *Client) TransferEnded(ev wire.TransferEvent) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.lost {
+		return
+	}
 	p := c.push(ev.Transfer)
 	p.End, p.EndedAt = ev, time.Now()
 	p.Ends++
@@ -242,6 +315,9 @@ func (c *Client) TransferEnded(ev wire.TransferEvent) {
 func (c *Client) Released(r wire.Released) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.lost {
+		return
+	}
 	c.released(c.push(r.Transfer))
 }
 
@@ -262,7 +338,7 @@ func (c *Client) reuse(p *Push) {
 func (c *Client) takeBack(l *Lease) {
 	for _, b := range l.Blocks {
 		if l.End.Error == nil {
-			c.images[b] = c.Block(b)
+			c.images[b], c.generations[b] = c.Block(b), l.End.Generation
 			l.Brought = append(l.Brought, c.images[b])
 		} else {
 			c.scribble(b)

@@ -54,7 +54,7 @@ func TestRandomHistories(t *testing.T) {
 				}
 				h.w.Pass(time.Minute) // what is late comes now
 				h.w.Check()
-				t.Logf("%d transfers: %v", h.transfers, h.ends)
+				t.Logf("%d transfers: %v; %d restarts, %d blocks served again", h.transfers, h.ends, h.restarts, h.vouched)
 				assert.Positive(t, h.ends["committed"])
 			})
 		})
@@ -69,6 +69,8 @@ type history struct {
 	clients   []*simtest.Client // a node each; replaced when it dies
 	transfers int
 	ends      map[string]int
+	restarts  int
+	vouched   int       // blocks that were served again after a restart
 	round0    time.Time // when the round began
 	resumed   time.Time // when the last pause of the round ended
 }
@@ -143,7 +145,7 @@ func (h *history) round() {
 	slices.SortStableFunc(acts, func(a, b action) int { return cmp.Compare(a.at, b.at) })
 	for _, a := range acts {
 		h.w.Pass(time.Until(h.round0.Add(a.at)))
-		if a.on == nil || !a.on.Paused() {
+		if a.on == nil || !a.on.Paused() && !a.on.Dead() {
 			a.do()
 		}
 	}
@@ -215,22 +217,37 @@ func (h *history) refused(err error) {
 
 // trouble adds what goes wrong in a round.
 func (h *history) trouble(acts *[]action) {
+	for range h.rng.IntN(3) {
+		h.oneTrouble(acts)
+	}
+}
+
+func (h *history) oneTrouble(acts *[]action) {
 	i := h.rng.IntN(len(h.clients))
 	c := h.clients[i]
 	add := func(do func()) { *acts = append(*acts, action{h.some(span), c.Node, do}) }
-	switch h.rng.IntN(10) {
+	switch h.rng.IntN(8) {
 	case 0:
 		*acts = append(*acts, action{h.some(span), nil, h.w.CutLinks})
 	case 1:
 		add(c.Kill)
 	case 2:
 		// It returns when everything on the cache is fenced, which takes no time of a clock: fences wait for nobody.
-		add(func() { assert.NoError(h.t, c.Drop()) })
-	case 3, 4:
+		add(func() {
+			if err := c.Drop(); err != nil {
+				h.refused(err)
+			}
+		})
+	case 3:
+		// Its client comes back in mend.
+		add(func() { h.w.Restart(i) })
+	case 4, 5:
 		stop := h.some(span)
 		*acts = append(*acts, action{stop, c.Node, c.Node.Pause}, action{stop + 1 + h.some(2*span), nil, func() {
-			c.Node.Resume()
-			h.resumed = time.Now()
+			if c.Node.Paused() {
+				c.Node.Resume()
+				h.resumed = time.Now()
+			}
 		}})
 	}
 }
@@ -238,9 +255,18 @@ func (h *history) trouble(acts *[]action) {
 // mend replaces who died and declares again what was dropped.
 func (h *history) mend() {
 	for i, c := range h.clients {
-		s := c.Node.Engine.Stats()
+		s := h.w.Nodes[i].Engine.Stats()
 		require.Zero(h.t, s.Leases+s.Transfers, "%+v", s)
 		switch {
+		case c.Node.Dead() && c.Unmapped(): // the process died before its daemon
+			h.attach(i)
+		case c.Node.Dead():
+			h.restarts++
+			heir, vouched, served := c.Reattach(h.w.Nodes[i], h.rng.Uint64())
+			slices.Sort(served)
+			require.Equal(h.t, vouched, served, "what is served after a restart")
+			h.vouched += len(vouched)
+			h.clients[i] = heir
 		case c.Unmapped():
 			require.Zero(h.t, s.Clients)
 			h.attach(i)
@@ -261,6 +287,11 @@ func (h *history) ended(x *transfer) {
 	}
 	h.transfers++
 	l := x.l
+	if l.Client.Lost() && l.Ends == 0 {
+		h.ends["lost"]++
+		h.source(x)
+		return
+	}
 	require.Equal(h.t, 1, l.Ends, "events that ended a lease")
 	h.inTime(l.EndedAt, l.Deadline.Add(slack))
 	if l.End.Error == nil {
@@ -274,8 +305,13 @@ func (h *history) ended(x *transfer) {
 		require.Contains(h.t, []fault.Code{fault.LeaseRevoked, fault.LeaseExpired, fault.DeadlineExceeded, fault.Cancelled, fault.PeerLost, fault.ClientGone,
 			fault.InvalidArgument}, l.End.Error.Code, "%+v", l.End.Error)
 	}
-	p := x.p
-	if p == nil {
+	h.source(x)
+}
+
+// source looks at what a transfer's source heard.
+func (h *history) source(x *transfer) {
+	l, p := x.l, x.p
+	if p == nil || p.Client.Lost() && p.Ends*p.Released == 0 {
 		return
 	}
 	require.Equal(h.t, 1, p.Ends, "events that ended a push")
@@ -283,13 +319,14 @@ func (h *history) ended(x *transfer) {
 	h.inTime(p.EndedAt, p.Deadline.Add(time.Duration(protocol.ReleaseGrace)))
 	h.inTime(p.ReleasedAt, p.Deadline.Add(time.Duration(protocol.ReleaseGrace)))
 	switch e := p.End.Error; {
+	case l.Ends == 0: // the owner's daemon died, before it could tell its client of a commit perhaps
 	case e == nil:
 		require.Nil(h.t, l.End.Error, "committed at the source only: %+v", l.End.Error)
 	case l.End.Error == nil:
 		require.True(h.t, e.MayHaveWritten, "the source lost sight of a commit and says that nothing was written: %+v", e)
 	default:
 		require.Contains(h.t, []fault.Code{fault.Cancelled, fault.LeaseRevoked, fault.LeaseExpired, fault.DeadlineExceeded, fault.PeerLost, fault.ClientGone,
-			fault.PeerUnreachable, fault.StaleKey, fault.TicketInvalid, fault.InvalidArgument}, e.Code, "%+v", e)
+			fault.PeerUnreachable, fault.StaleEpoch, fault.StaleKey, fault.TicketInvalid, fault.InvalidArgument}, e.Code, "%+v", e)
 	}
 }
 

@@ -16,13 +16,15 @@ import (
 // goes on.
 func (n *Node) Dial(ctx context.Context, ref xfer.PeerRef) (xfer.Link, error) {
 	var peer *Node
-	for _, x := range n.w.Nodes {
+	n.w.mu.Lock()
+	for _, x := range n.w.nodes {
 		if x.Name == ref.Node {
 			peer = x
 		}
 	}
+	n.w.mu.Unlock()
 	switch {
-	case peer == nil:
+	case peer == nil || n.dead.Load():
 		return nil, &fault.Error{Code: fault.PeerUnreachable, Op: "dial", Peer: ref.Node}
 	case peer.Epoch != ref.Epoch:
 		return nil, &fault.Error{Code: fault.StaleEpoch, Op: "dial", Peer: ref.Node}

@@ -2,7 +2,6 @@ package simtest
 
 import (
 	"bytes"
-	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -10,12 +9,11 @@ import (
 	"github.com/kvxfer/kvxfer/rdma"
 )
 
-// memory is a client's region, outside the Go heap. Close counts it as unmapped but leaves it readable, so that late
-// bytes are found and do not end the process. It implements xfer.Mapping.
+// memory is a client's region, outside the Go heap. Close tells the client but leaves it mapped, so that late bytes are
+// found and do not end the process. It implements xfer.Mapping.
 type memory struct {
 	bytes   []byte
 	ino     uint64
-	closed  atomic.Bool
 	onClose func()
 }
 
@@ -32,7 +30,6 @@ func (m *memory) Object() (dev, ino uint64) { return 1, m.ino }
 
 func (m *memory) Close() error {
 	m.onClose()
-	m.closed.Store(true)
 	return nil
 }
 
@@ -42,10 +39,14 @@ func (m *memory) free() { _ = unix.Munmap(m.bytes) }
 func (c *Client) unmapped() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.lost {
+		return // its heir has the memory
+	}
 	for b := range c.geo.NumBlocks {
 		c.check(b)
 		c.scribble(b)
 	}
+	c.gone = true
 }
 
 // planes calls f for the part of a block in each plane of each layer.
@@ -76,6 +77,7 @@ func (c *Client) scribble(block uint32) {
 		}
 	})
 	c.images[block] = c.Block(block)
+	delete(c.generations, block)
 }
 
 // Check compares every image with the memory.
@@ -92,7 +94,7 @@ func (c *Client) Check() {
 func (c *Client) check(block uint32) {
 	c.w.T.Helper()
 	want := c.images[block]
-	if want == nil {
+	if want == nil || c.lost {
 		return
 	}
 	got := c.Block(block)

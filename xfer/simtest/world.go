@@ -3,6 +3,8 @@ package simtest
 import (
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -32,13 +34,15 @@ type Options struct {
 type World struct {
 	T      testing.TB
 	Fabric *simfabric.Fabric
-	Nodes  []*Node
+	Nodes  []*Node // of the goroutine that calls; Restart replaces one
 
 	regions atomic.Uint64
+	epochs  atomic.Uint64
 	ids     atomic.Uint64 // of sessions
 	wg      sync.WaitGroup
 	mu      sync.Mutex
 	links   []*link
+	nodes   []*Node   // Nodes, for Dial
 	clients []*Client // those of before, too
 }
 
@@ -50,8 +54,10 @@ type Node struct {
 	Provider *simfabric.Node
 	w        *World
 	clock    *clock
+	files    *vfs.MemFS
 	store    *blockdb.DB
 	paused   atomic.Bool
+	dead     atomic.Bool
 }
 
 // NewWorld starts the nodes. It is called inside a synctest bubble; the world ends with the test.
@@ -74,18 +80,18 @@ func NewWorld(t testing.TB, o Options) *World {
 		if o.Skew != nil {
 			skew = o.Skew(i)
 		}
-		w.Nodes = append(w.Nodes, w.newNode(i, skew))
+		w.Nodes = append(w.Nodes, w.newNode(string(rune('a'+i)), newClock(skew), vfs.NewCrashableMem()))
 	}
+	w.nodes = slices.Clone(w.Nodes)
 	return w
 }
 
-func (w *World) newNode(i int, skew time.Duration) *Node {
-	c := newClock(skew)
-	db, _, err := blockdb.Open(blockdb.Options{Dir: "db", FS: vfs.NewMem(), BootID: "boot", BallastBytes: 64 << 10, Logger: slog.New(slog.DiscardHandler)})
+func (w *World) newNode(name string, c *clock, files *vfs.MemFS) *Node {
+	db, _, err := blockdb.Open(blockdb.Options{Dir: "db", FS: files, BootID: "boot", BallastBytes: 64 << 10, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		w.T.Fatal(err)
 	}
-	n := &Node{Name: string(rune('a' + i)), Epoch: fmt.Sprintf("%032x", i+1), w: w, clock: c, store: db}
+	n := &Node{Name: name, Epoch: fmt.Sprintf("%032x", w.epochs.Add(1)), w: w, clock: c, files: files, store: db}
 	n.Provider = w.Fabric.NodeWithClock(n.Name, c)
 	n.Engine = xfer.New(xfer.Options{Node: n.Name, Epoch: n.Epoch, BootID: "boot", Addr: n.Name, Clock: c,
 		Providers: []rdma.Provider{n.Provider}, Store: db, Dialer: n, Directory: noDirectory{},
@@ -140,6 +146,56 @@ func (n *Node) Resume() {
 // Paused says whether it is paused.
 func (n *Node) Paused() bool { return n.paused.Load() }
 
+// Dead says whether Restart has replaced it.
+func (n *Node) Dead() bool { return n.dead.Load() }
+
+// Restart ends node i's daemon as kill -9 does, at this instant, and starts it again under a new epoch with what its
+// store's files held. Its clients hear nothing any more; Reattach brings one back. What other nodes have sent to the old
+// daemon finds nobody, and its own bytes still come late to them.
+func (w *World) Restart(i int) *Node {
+	old := w.Nodes[i]
+	files := old.files.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rand.New(rand.NewPCG(1, 1))})
+	old.dead.Store(true)
+	w.Fabric.Kill(old.Provider)
+	for _, l := range w.liveLinks() {
+		if l.node == old {
+			l.cut()
+		}
+	}
+	w.mu.Lock()
+	clients := w.clients
+	w.mu.Unlock()
+	for _, c := range clients {
+		if c.Node == old {
+			c.lose()
+		}
+	}
+	// What the old process still does here nobody sees: its files were copied, its node is dead, its clients are deaf.
+	old.stop()
+	n := w.newNode(old.Name, old.clock, files)
+	w.mu.Lock()
+	w.nodes[i] = n
+	w.mu.Unlock()
+	w.Nodes[i] = n
+	return n
+}
+
+// stop ends a node's goroutines.
+func (n *Node) stop() {
+	n.Engine.Close()
+	for _, l := range n.w.liveLinks() {
+		if l.node == n {
+			l.Close(nil)
+		}
+	}
+	if err := n.Provider.Close(); err != nil {
+		n.w.T.Error(err)
+	}
+	if err := n.store.Close(); err != nil {
+		n.w.T.Error(err)
+	}
+}
+
 // Check compares every image with the memory, that of clients that are gone included.
 func (w *World) Check() {
 	w.T.Helper()
@@ -159,28 +215,19 @@ func (w *World) close() {
 		}
 	}
 	for _, n := range w.Nodes {
-		n.Engine.Close()
-	}
-	for _, l := range w.liveLinks() {
-		l.Close(nil)
+		n.stop()
 	}
 	w.wg.Wait()
-	for _, n := range w.Nodes {
-		if err := n.Provider.Close(); err != nil {
-			w.T.Error(err)
-		}
-		if err := n.store.Close(); err != nil {
-			w.T.Error(err)
-		}
-	}
 	w.Check()
 	for _, c := range w.clients {
-		if !c.Unmapped() {
+		if !c.Unmapped() && !c.Lost() {
 			w.T.Errorf("the memory of client %s is still mapped", c.Spec.Name)
 		}
 	}
 	w.Fabric.Close() // from here on no packet can touch memory
 	for _, c := range w.clients {
-		c.mem.free()
+		if !c.heir {
+			c.mem.free()
+		}
 	}
 }
