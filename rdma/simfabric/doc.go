@@ -9,8 +9,8 @@
 //
 // What the fabric forgets and what it does not. Packets outlive everything: the completion or cancellation of their
 // operation, the fence of their window, the end of their session, the close of their region. A target recognises what it
-// has placed already as long as the window is its owner's promise (as a queue pair's sequence numbers do while it lives);
-// from the moment the owner takes the memory back, nothing but the window's gate stands between a packet and the memory.
+// has placed already as long as window and session stand (as a queue pair knows its sequence numbers while it lives); from
+// the moment the owner takes the memory back, nothing but the window's gate stands between a packet and the memory.
 // So the build tag kvxfer_nofence makes bytes land late here.
 //
 // Time. Packets move on Options.Clock: a SimClock that only its owner moves, or real time. The deadlines of a node's

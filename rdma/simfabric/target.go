@@ -141,7 +141,7 @@ func (t *target) admit(o *op, k int) (*window, *receipt) {
 		t.refuse(o, k, rc.refused, rc.left < len(o.chunks))
 		return nil, nil
 	}
-	if rc.left == 0 && !w.taken { // all of it was placed, and the window still stands: a copy
+	if rc.left == 0 && !w.taken && !t.s.over { // all of it was placed, and window and session still stand: a copy
 		return nil, nil
 	}
 	if rc.refused = w.Enter(); rc.refused != 0 {

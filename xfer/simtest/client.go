@@ -1,9 +1,11 @@
 package simtest
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -51,6 +53,7 @@ type Lease struct {
 	Note    []byte
 	EndedAt time.Time
 	Brought [][]byte // the blocks' bytes at that moment, of a commit
+	expect  [][]byte // the source's, as far as it is known
 }
 
 // Push is a transfer and what its source heard of it.
@@ -77,7 +80,7 @@ func (n *Node) Client(name string, l layout.Layout, blocks uint32, seed uint64) 
 	}
 	c.mem = mem
 	for b := range blocks {
-		c.scribble(b)
+		c.scribble(b, 0)
 	}
 	c.attach(name, nil)
 	return c
@@ -122,7 +125,7 @@ func (c *Client) Reattach(n *Node, seed uint64) (heir *Client, vouched, served [
 	for b := range c.geo.NumBlocks {
 		g, ok := c.generations[b]
 		if !ok { // torn or its own: the daemon is gone, so nobody writes there any more
-			heir.scribble(b)
+			heir.scribble(b, 0)
 			continue
 		}
 		heir.images[b], heir.generations[b] = c.images[b], g
@@ -176,6 +179,7 @@ func (c *Client) Lease(ttl time.Duration, blocks ...uint32) (*Lease, error) {
 	c.mu.Lock()
 	for _, b := range blocks {
 		c.check(b)
+		c.fresh(b)
 		delete(c.images, b)
 		delete(c.generations, b)
 	}
@@ -189,17 +193,42 @@ func (c *Client) Lease(ttl time.Duration, blocks ...uint32) (*Lease, error) {
 	defer c.mu.Unlock()
 	l := c.lease(info.Lease)
 	l.Ticket, l.Blocks, l.Deadline = info.Ticket, blocks, deadline
+	c.w.mu.Lock()
+	c.w.tickets[l.Ticket] = l
+	c.w.mu.Unlock()
+	time.AfterFunc(ttl, func() { c.over(l) })
 	if l.Ends > 0 { // its end came first
 		c.takeBack(l)
 	}
 	return l, nil
 }
 
+// over is a lease's last instant: from here on no byte lands, whether its end is known yet or not.
+func (c *Client) over(l *Lease) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if l.Ends > 0 || c.lost || c.gone {
+		return
+	}
+	for _, b := range l.Blocks {
+		c.images[b] = c.Block(b)
+	}
+}
+
 // Push starts a transfer of blocks, layer by layer.
 func (c *Client) Push(ticket string, timeout time.Duration, blocks ...uint32) (*Push, error) {
 	src := make([][]byte, len(blocks))
+	c.mu.Lock()
 	for i, b := range blocks {
+		c.fresh(b)
 		src[i] = c.Block(b)
+	}
+	c.mu.Unlock()
+	c.w.mu.Lock()
+	l := c.w.tickets[ticket]
+	c.w.mu.Unlock()
+	if l != nil {
+		l.Client.Locked(func() { l.expect = src })
 	}
 	deadline := time.Now().Add(timeout)
 	info, err := c.Node.Engine.Push(c.ID, wire.PushRequest{Cache: c.Cache, Ticket: ticket, TimeoutMillis: timeout.Milliseconds(), Layerwise: true}, blocks)
@@ -281,6 +310,13 @@ func (c *Client) LayersVisible(v wire.LayersVisible) {
 	}
 	l := c.lease(v.Lease)
 	l.Layers = append(l.Layers, v.Layers...)
+	for i, want := range l.expect {
+		for _, layer := range v.Layers {
+			if !bytes.Equal(c.layerOf(want, layer), c.layerOf(c.Block(l.Blocks[i]), layer)) {
+				c.w.T.Errorf("layer %d of %s was reported before its bytes were there", layer, c.Spec.Name)
+			}
+		}
+	}
 }
 
 // LeaseEnded implements xfer.Sink. The owner uses its blocks at this very moment.
@@ -293,6 +329,9 @@ func (c *Client) LeaseEnded(ev wire.LeaseEvent, note []byte) {
 	l := c.lease(ev.Lease)
 	l.End, l.Note, l.EndedAt = ev, note, time.Now()
 	l.Ends++
+	for _, b := range l.Blocks {
+		c.check(b) // of a lease whose time was over already
+	}
 	c.takeBack(l)
 }
 
@@ -330,18 +369,21 @@ func (c *Client) released(p *Push) {
 // reuse writes other bytes into a source's blocks: what is sent from now on is not what was pushed.
 func (c *Client) reuse(p *Push) {
 	for _, b := range p.Blocks {
-		c.scribble(b)
+		c.scribble(b, givenBack)
 	}
 }
 
 // takeBack gives the blocks of an ended lease their image.
 func (c *Client) takeBack(l *Lease) {
 	for _, b := range l.Blocks {
+		if slices.ContainsFunc(c.Block(b), func(x byte) bool { return x&givenBack != 0 }) {
+			c.w.T.Errorf("read too late: block %d of %s has bytes that its source's owner wrote after the source was released", b, c.Spec.Name)
+		}
 		if l.End.Error == nil {
 			c.images[b], c.generations[b] = c.Block(b), l.End.Generation
 			l.Brought = append(l.Brought, c.images[b])
 		} else {
-			c.scribble(b)
+			c.scribble(b, 0)
 		}
 	}
 }

@@ -2,6 +2,7 @@ package simtest
 
 import (
 	"bytes"
+	"slices"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -44,7 +45,7 @@ func (c *Client) unmapped() {
 	}
 	for b := range c.geo.NumBlocks {
 		c.check(b)
-		c.scribble(b)
+		c.scribble(b, givenBack)
 	}
 	c.gone = true
 }
@@ -59,6 +60,12 @@ func (c *Client) planes(block uint32, f func([]byte)) {
 	}
 }
 
+// layerOf is a layer's part of what Block returns.
+func (c *Client) layerOf(block []byte, layer uint32) []byte {
+	n := c.geo.Layout.PieceBytes()
+	return block[uint64(layer)*n:][:n]
+}
+
 // Block copies a block's bytes, layer after layer.
 func (c *Client) Block(block uint32) []byte {
 	out := make([]byte, 0, c.geo.Layout.BlockBytes())
@@ -66,18 +73,29 @@ func (c *Client) Block(block uint32) []byte {
 	return out
 }
 
+// The top bit of every byte that a client writes says whether the block was given back to it as a source: such a byte at
+// a target was read after the engine had released the source.
+const givenBack = 0x80
+
 // scribble writes fresh random bytes into a block; they are its image. The caller holds c.mu or is alone.
-func (c *Client) scribble(block uint32) {
+func (c *Client) scribble(block uint32, mark byte) {
 	c.planes(block, func(b []byte) {
 		for i := 0; i < len(b); i += 8 {
 			x := c.rng.Uint64()
 			for k := range b[i:min(i+8, len(b))] {
-				b[i+k] = byte(x >> (8 * k))
+				b[i+k] = byte(x>>(8*k))&^givenBack | mark
 			}
 		}
 	})
 	c.images[block] = c.Block(block)
 	delete(c.generations, block)
+}
+
+// fresh makes a block's bytes ones that were not given back. The caller holds c.mu.
+func (c *Client) fresh(block uint32) {
+	if slices.ContainsFunc(c.Block(block), func(b byte) bool { return b&givenBack != 0 }) {
+		c.scribble(block, 0)
+	}
 }
 
 // Check compares every image with the memory.

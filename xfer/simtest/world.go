@@ -44,6 +44,7 @@ type World struct {
 	links   []*link
 	nodes   []*Node   // Nodes, for Dial
 	clients []*Client // those of before, too
+	tickets map[string]*Lease
 }
 
 // Node is a daemon without its doors: engine, provider and store.
@@ -73,7 +74,7 @@ func NewWorld(t testing.TB, o Options) *World {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &World{T: t, Fabric: f}
+	w := &World{T: t, Fabric: f, tickets: map[string]*Lease{}}
 	t.Cleanup(w.close)
 	for i := range o.Nodes {
 		skew := time.Duration(0)
