@@ -68,6 +68,7 @@ type history struct {
 	rng       *rand.Rand
 	clients   []*simtest.Client // a node each; replaced when it dies
 	transfers int
+	lives     bool // no session dies of its losses
 	ends      map[string]int
 	restarts  int
 	vouched   int       // blocks that were served again after a restart
@@ -77,7 +78,7 @@ type history struct {
 
 func newHistory(t *testing.T, seed uint64, o simtest.Options) *history {
 	o.Seed = seed
-	h := &history{t: t, rng: rand.New(rand.NewPCG(seed, 3)), ends: map[string]int{}}
+	h := &history{t: t, lives: o.Faults.MaxLosses == 0, rng: rand.New(rand.NewPCG(seed, 3)), ends: map[string]int{}}
 	o.Skew = func(int) time.Duration { return time.Duration(h.rng.IntN(1000)) * time.Hour }
 	h.w = simtest.NewWorld(t, o)
 	for i := range h.w.Nodes {
@@ -93,8 +94,9 @@ func (h *history) attach(i int) {
 
 // transfer is a lease and the push to it; either may be absent, when the call that would begin it was refused.
 type transfer struct {
-	l *simtest.Lease
-	p *simtest.Push
+	l     *simtest.Lease
+	p     *simtest.Push
+	quiet bool // nothing disturbs it, so it must commit
 }
 
 // action is something that happens at an instant of a round, at a node unless that is nil. Nobody calls a node that is
@@ -141,7 +143,11 @@ func (h *history) round() {
 		all = append(all, x)
 		h.begin(x, src, dst, take(src, n), take(dst, n), &acts)
 	}
+	before := len(acts)
 	h.trouble(&acts)
+	for _, x := range all {
+		x.quiet = x.quiet && len(acts) == before && h.lives
+	}
 	slices.SortStableFunc(acts, func(a, b action) int { return cmp.Compare(a.at, b.at) })
 	for _, a := range acts {
 		h.w.Pass(time.Until(h.round0.Add(a.at)))
@@ -166,6 +172,7 @@ func (h *history) round() {
 // begin writes down a transfer's life: lease and push at once, then layers in any order and an end.
 func (h *history) begin(x *transfer, src, dst *simtest.Client, from, to []uint32, acts *[]action) {
 	ttl, timeout, start := h.times(), h.times(), h.some(span/2)
+	x.quiet = ttl == time.Minute && timeout == time.Minute
 	add := func(at time.Duration, on *simtest.Node, do func()) { *acts = append(*acts, action{at, on, do}) }
 	add(start, dst.Node, func() {
 		var err error
@@ -197,11 +204,15 @@ func (h *history) begin(x *transfer, src, dst *simtest.Client, from, to []uint32
 	}
 	if h.rng.IntN(10) > 0 {
 		add(last, src.Node, push(func(p *simtest.Push) { p.Finish([]byte("note")) }))
+	} else {
+		x.quiet = false
 	}
 	if h.rng.IntN(8) == 0 {
+		x.quiet = false
 		add(start+h.some(span/4), src.Node, push((*simtest.Push).Cancel))
 	}
 	if h.rng.IntN(6) == 0 {
+		x.quiet = false
 		add(start+h.some(span/4), dst.Node, func() {
 			if x.l != nil {
 				_ = x.l.Revoke() // Closed where the client is gone, which ends it too
@@ -294,6 +305,7 @@ func (h *history) ended(x *transfer) {
 	}
 	require.Equal(h.t, 1, l.Ends, "events that ended a lease")
 	h.inTime(l.EndedAt, l.Deadline.Add(slack))
+	require.False(h.t, x.quiet && l.End.Error != nil, "an undisturbed transfer ended with %+v", l.End.Error)
 	if l.End.Error == nil {
 		h.ends["committed"]++
 		require.NotNil(h.t, x.p)
