@@ -21,7 +21,9 @@ const (
 // listen makes the socket, for its owner alone.
 func (p *Provider) listen() (*net.UnixListener, error) {
 	fail := func(err error) (*net.UnixListener, error) {
-		p.removeSocket()
+		if p.dir != "" {
+			_ = os.RemoveAll(p.dir)
+		}
 		return nil, &fault.Error{Code: fault.ConfigInvalid, Op: "start", Field: "Path", Detail: "the socket for peers of this host cannot be made", Err: err}
 	}
 	p.path = p.opt.Path
