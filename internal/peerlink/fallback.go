@@ -57,7 +57,7 @@ func fallback(provider string, without []shunned) string {
 		b.WriteString([]string{": ", "; "}[min(i, 1)] + x.provider + " is not usable: " + x.why)
 	}
 	text := b.String()
-	return text[:min(len(text), wire.MaxText)]
+	return strings.ToValidUTF8(text[:min(len(text), wire.MaxText)], "")
 }
 
 // inWords is an error without its code: what was done, to what, and why not.

@@ -3,9 +3,11 @@ package shm
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -175,6 +177,18 @@ func mappingsOf(t testing.TB, fd int) (n int) {
 		}
 	}
 	return n
+}
+
+// syncWriter is a log that several goroutines write.
+type syncWriter struct {
+	mu sync.Mutex
+	w  io.Writer
+}
+
+func (w *syncWriter) Write(b []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.w.Write(b)
 }
 
 // stopped enters a permission as a worker does whose process is stopped there.

@@ -223,7 +223,7 @@ func BenchmarkCopy(b *testing.B) {
 	for i := 0; i < len(src.mem); i += 4096 {
 		src.mem[i], dst.mem[i] = 1, 1
 	}
-	for _, block := range []int{4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20} {
+	for _, block := range []int{4 << 10, 8 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20} {
 		for _, stream := range []bool{false, true} {
 			b.Run(strconv.Itoa(block>>10)+"KiB/"+map[bool]string{true: "stream", false: "plain"}[stream], func(b *testing.B) {
 				b.ReportAllocs()

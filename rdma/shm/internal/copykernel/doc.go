@@ -9,11 +9,10 @@
 //
 // Decisions.
 //   - Addresses are numbers. As pointers they would have the collector look at memory that its owner may unmap.
-//   - Steps shorter than streamMin are copied plainly also in a streaming copy: their heads and tails would be most of them.
+//   - Steps shorter than streamMin are copied plainly also in a streaming copy.
 //   - A streaming copy ends with SFENCE before Copy returns, because non-temporal stores are ordered by nothing else: whoever
 //     sees what the caller stores afterwards sees the bytes.
-//   - StreamFrom is where streaming begins to win: see BenchmarkCopy. Below it the copy is read back from the cache sooner
-//     than it would have been evicted.
+//   - StreamFrom is about what a core's own cache holds: what is smaller is likely to be read while it is there.
 //
 // Invariants, each with the test that holds it:
 //   - exactly the bytes of the steps change, for all sizes and alignments, and they are the source's: TestCopyIsCopy, FuzzCopy
