@@ -66,7 +66,13 @@ func connect(t testing.TB, a, b *node, id rdma.SessionID) (*target, *initiator) 
 	defer cancel()
 	ini, err := a.Connect(ctx, id, "", par)
 	require.NoError(t, err)
-	return tgt.(*target), ini.(*initiator)
+	own := tgt.(*target)
+	eventually(t, "the target to take the session up", func() bool { // it answers first
+		own.mu.Lock()
+		defer own.mu.Unlock()
+		return own.page != nil
+	})
+	return own, ini.(*initiator)
 }
 
 func register(t testing.TB, n *node, m rdma.Memory) rdma.Region {

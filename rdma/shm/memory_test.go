@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -163,6 +164,58 @@ func TestTruncatedDestination(t *testing.T) {
 	assert.Positive(t, faults)
 	// The peer refuses to map it: it could be truncated under its feet.
 	assert.Equal(t, fault.PeerLost, p.do(t, read(p.grant(t, rdma.AccessRead, 0), 11, p.srcR, rdma.Range{Len: 1})).Status)
+}
+
+// TestHugePages: the mapping of a peer's memory begins and ends where huge pages do.
+func TestHugePages(t *testing.T) {
+	const path, size = "/proc/sys/vm/nr_hugepages", 2 << 20
+	before, err := os.ReadFile(path)
+	if err != nil {
+		t.Skip("the kernel has no huge pages: ", err)
+	}
+	if os.WriteFile(path, []byte("8"), 0o644) != nil {
+		t.Skip("no huge page can be reserved: only root may")
+	}
+	defer func() { assert.NoError(t, os.WriteFile(path, before, 0o644)) }()
+	fd, err := unix.MemfdCreate("huge", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_HUGETLB|unix.MFD_HUGE_2MB)
+	if err != nil {
+		t.Skip("the kernel has no huge pages of 2 MiB: ", err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Fallocate(fd, 0, 0, size); err != nil {
+		t.Skip("the kernel found no huge page: ", err)
+	}
+	_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
+	require.NoError(t, err)
+	mem, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, unix.Munmap(mem)) }()
+	fabrictest.Fill(mem, fabrictest.ClassSource, 4)
+	p := newPair(t, size, Options{}, Options{})
+	p.srcR = register(t, p.a, rdma.Memory{Kind: rdma.MemoryHost, Base: unsafe.Pointer(&mem[0]), Len: size, Name: "huge", FD: fd})
+	require.Zero(t, p.do(t, write(p.grant(t, rdma.AccessWrite, 0), 1, p.srcR, rdma.Range{Len: size})).Status)
+	require.Empty(t, fabrictest.Diff(mem, p.dst.Bytes()))
+	require.NoError(t, p.srcR.Close())
+	eventually(t, "the peer's mapping to go", func() bool { return mappingsOf(t, fd) == 1 })
+}
+
+// TestBothSidesInOneProvider: two clients of one daemon.
+func TestBothSidesInOneProvider(t *testing.T) {
+	n := newNode(t, Options{})
+	tgt, ini := connect(t, n, n, 3)
+	src, dst := fabrictest.Alloc(t, 4<<20, 0), fabrictest.Alloc(t, 4<<20, 0)
+	p := &pair{a: n, b: n, ini: ini, tgt: tgt, src: src, dst: dst, srcR: register(t, n, src.Host("s")), dstR: register(t, n, dst.Host("d"))}
+	kw, kr := p.grant(t, rdma.AccessWrite, 0), p.grant(t, rdma.AccessRead, 0)
+	for id := uint64(1); id < 40; id += 2 {
+		fabrictest.Fill(src.Bytes(), fabrictest.ClassSource, id)
+		require.Zero(t, p.do(t, write(kw, id, p.srcR, rdma.Range{Len: 4 << 20})).Status)
+		require.Empty(t, fabrictest.Diff(src.Bytes(), dst.Bytes()))
+		fabrictest.Fill(dst.Bytes(), fabrictest.ClassSource, id+1)
+		require.Zero(t, p.do(t, read(kr, id+1, p.srcR, rdma.Range{Len: 4 << 20})).Status)
+		require.Empty(t, fabrictest.Diff(src.Bytes(), dst.Bytes()))
+	}
+	require.NoError(t, tgt.Fence(kr))
+	assert.Equal(t, fault.StaleKey, p.do(t, read(kr, 99, p.srcR, rdma.Range{Len: 1})).Status)
 }
 
 // TestRegionCloseUnmapsAtThePeer: memory that a client takes away does not live on in the other daemon.

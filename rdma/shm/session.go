@@ -55,6 +55,7 @@ func (s *session) attach(conn *net.UnixConn, own, peer *page, next func([]byte) 
 	if err != nil {
 		return fault.Wrap(fault.Internal, "shm", err)
 	}
+	_ = conn.SetWriteBuffer(8 * maxMessage) // a message that the kernel's default did not hold could never be sent
 	s.conn, s.page, s.peer = conn, own, peer
 	s.out.init(raw, &s.mu, next)
 	return nil
