@@ -117,7 +117,7 @@ func (n *network) cut() {
 type noDirectory struct{}
 
 func (noDirectory) PutCache(xfer.CacheEntry) {}
-func (noDirectory) DropCache(string)         {}
+func (noDirectory) DropCache(string, string) {}
 
 // Dial implements xfer.Dialer: one link a pair of nodes while it lives.
 func (nd *node) Dial(ctx context.Context, ref xfer.PeerRef) (xfer.Link, error) {
