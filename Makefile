@@ -33,6 +33,9 @@ bin/kvxfer-race: FORCE
 bin/nats-server: go.mod
 	@mkdir -p bin
 	$(GO) build -o $@ github.com/nats-io/nats-server/v2
+bin/certmaker: FORCE
+	@mkdir -p bin
+	$(GO) build -o $@ ./test/integration/certmaker
 FORCE:
 
 $(VENV)/bin/python:
@@ -68,7 +71,7 @@ test-python: $(VENV)/.test
 	cd sdk/python && PYTHONPATH=$(SDK) $(PY) -m pytest -q
 	cd examples/disagg && PYTHONPATH=$(SDK) $(PY) -m pytest -q
 
-test-integration: $(VENV)/.test build bin/kvxfer-race bin/nats-server
+test-integration: $(VENV)/.test build bin/kvxfer-race bin/nats-server bin/certmaker
 	cd test/integration && PYTHONPATH=$(SDK) $(PY) -m pytest -q $(PYTEST)
 
 FUZZTIME ?= 20s

@@ -40,12 +40,16 @@ type Node struct {
 	Draining      bool     `json:"draining,omitempty"`
 }
 
+// DefaultTenant is the tenant of an entry that names none.
+const DefaultTenant = "default"
+
 // Cache is what a node says about one cache of one of its clients. The layout is opaque here.
 type Cache struct {
 	Format     int             `json:"format"`
 	Node       string          `json:"node"`
 	Epoch      string          `json:"epoch"`
-	Name       string          `json:"name"`
+	Tenant     string          `json:"tenant,omitempty"` // "" is DefaultTenant: so it is stored, and decoded it is spelled out
+	Name       string          `json:"name"`             // unique in its tenant on its node
 	ID         string          `json:"id,omitempty"`
 	Model      string          `json:"model,omitempty"`
 	Revision   string          `json:"revision,omitempty"` // of the model
@@ -61,7 +65,9 @@ type Cache struct {
 func (n *Node) Key() Key { return Key{Node: n.Name} }
 
 // Key is where the cache's entry lives.
-func (c *Cache) Key() Key { return Key{Node: c.Node, Epoch: c.Epoch, Cache: c.Name} }
+func (c *Cache) Key() Key {
+	return Key{Node: c.Node, Epoch: c.Epoch, Tenant: tenantOf(c.Tenant), Cache: c.Name}
+}
 
 // Validate checks every field of a node of this format.
 func (n *Node) Validate() error {
@@ -135,6 +141,11 @@ func (c *Cache) claim() error {
 	if err := ValidateEpoch("epoch", c.Epoch); err != nil {
 		return err
 	}
+	if c.Tenant != "" {
+		if err := validateTenant("tenant", c.Tenant); err != nil {
+			return err
+		}
+	}
 	return ValidateName("name", c.Name)
 }
 
@@ -151,7 +162,11 @@ func (c *Cache) Encode() ([]byte, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
-	return encode(c)
+	e := *c
+	if e.Tenant == DefaultTenant {
+		e.Tenant = ""
+	}
+	return encode(&e)
 }
 
 // DecodeNode reads a node entry. Unknown fields are ignored. An entry of this format must be valid in every field;
@@ -184,6 +199,7 @@ func DecodeCache(raw []byte) (Cache, error) {
 	if err := check(); err != nil {
 		return Cache{}, err
 	}
+	c.Tenant = tenantOf(c.Tenant)
 	return c, nil
 }
 

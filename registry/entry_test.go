@@ -23,7 +23,7 @@ func node(name, epoch string) registry.Node {
 
 func cache(node, epoch, name string) registry.Cache {
 	return registry.Cache{
-		Format: registry.Format, Node: node, Epoch: epoch, Name: name, ID: "17", Model: "org/model", Revision: "main", Compat: "c",
+		Format: registry.Format, Node: node, Epoch: epoch, Tenant: registry.DefaultTenant, Name: name, ID: "17", Model: "org/model", Revision: "main", Compat: "c",
 		Layout: json.RawMessage(`{"layers":30}`), MemoryKind: "memfd", NumBlocks: 4, BlockBytes: 16, Bytes: 64,
 	}
 }
@@ -148,8 +148,9 @@ func TestKeysAreABijection(t *testing.T) {
 	seen := map[string]registry.Key{}
 	for _, k := range []registry.Key{
 		{Node: "a"}, {Node: "a.b"}, {Node: "a-b"}, {Node: "a_b"}, {Node: "node"}, {Node: "node.a"}, {Node: "a."}, {Node: "a.."},
-		{Node: "a", Epoch: epochA, Cache: "c"}, {Node: "a", Epoch: epochB, Cache: "c"},
-		{Node: "a.b", Epoch: epochA, Cache: "c"}, {Node: "a", Epoch: epochA, Cache: "b.c"},
+		{Node: "a", Epoch: epochA, Tenant: registry.DefaultTenant, Cache: "c"}, {Node: "a", Epoch: epochB, Tenant: registry.DefaultTenant, Cache: "c"},
+		{Node: "a", Epoch: epochA, Tenant: "c", Cache: "c"}, {Node: "a", Epoch: epochA, Tenant: "-", Cache: "c"}, {Node: "a", Epoch: epochA, Tenant: ".", Cache: "c"},
+		{Node: "a.b", Epoch: epochA, Tenant: registry.DefaultTenant, Cache: "c"}, {Node: "a", Epoch: epochA, Tenant: registry.DefaultTenant, Cache: "b.c"},
 	} {
 		s := k.String()
 		assert.NotContains(t, seen, s)
@@ -160,7 +161,7 @@ func TestKeysAreABijection(t *testing.T) {
 		assert.NotContains(t, s, "..")
 		assert.False(t, strings.HasSuffix(s, "."))
 	}
-	for _, bad := range []string{"", "node", "node.", "node.a.b", "cache.a.b", "cache.a." + epochA + ".", "cache.a.epoch.c", "x.a", "node.-"} {
+	for _, bad := range []string{"", "node", "node.", "node.a.b", "cache.a.b", "cache.a." + epochA + ".", "cache.a.epoch.c", "cache.a." + epochA + ".default.c", "cache.a." + epochA + "..c", "cache.a." + epochA + ".b.c.d", "x.a", "node.-"} {
 		_, err := registry.ParseKey(bad)
 		require.ErrorIs(t, err, fault.ErrInvalidArgument, bad)
 	}
@@ -169,6 +170,7 @@ func TestKeysAreABijection(t *testing.T) {
 func FuzzParseKey(f *testing.F) {
 	f.Add("node.a=b")
 	f.Add("cache.a." + epochA + ".kv")
+	f.Add("cache.a." + epochA + ".blue.kv")
 	f.Fuzz(func(t *testing.T, s string) {
 		k, err := registry.ParseKey(s)
 		if err == nil && k.String() != s {

@@ -25,7 +25,7 @@
 //   - a second BIND cannot move a fence: TestSecondBindNeverMovesTheFence
 //   - a client's memory is unmapped only after the last fence on it: TestClientDeathKeepsMemoryUntilFenced
 //   - blocks under a lease or held by a push are not leased again: TestBusyBlocksAreRefused
-//   - a ticket is bound once, and only with its secret: TestTicketIsBoundOnce
+//   - a ticket is bound once, and only with its secret: TestTicketIsBoundOnce; nothing crosses tenants: TestNothingCrossesTenants
 //   - no bytes move between caches that differ: TestMismatchMovesNothing
 //   - a pull commits what the source held throughout, or leaves its blocks FREE: TestPullOverTCP, TestReadLeaseEnds
 //   - a read lease has as many readers as it says: TestReadLeaseHasAsManyReadersAsItSays

@@ -117,9 +117,9 @@ func (n *network) cut() {
 type noDirectory struct{}
 
 func (noDirectory) PutCache(xfer.CacheEntry) {}
-func (noDirectory) DropCache(string)         {}
+func (noDirectory) DropCache(string, string) {}
 
-// Dial implements xfer.Dialer: one link a pair of nodes while it lives.
+// Dial implements xfer.Dialer: one link a pair of nodes and tenant while it lives.
 func (nd *node) Dial(ctx context.Context, ref xfer.PeerRef) (xfer.Link, error) {
 	nd.net.mu.Lock()
 	peer := nd.net.nodes[ref.Node]
@@ -132,7 +132,7 @@ func (nd *node) Dial(ctx context.Context, ref xfer.PeerRef) (xfer.Link, error) {
 	}
 	nd.net.mu.Lock()
 	for _, l := range nd.net.links {
-		if l.node == nd && l.other.node == peer && l.init != nil && !l.closed() {
+		if l.node == nd && l.other.node == peer && l.init != nil && l.peer.Tenant == ref.Tenant && !l.closed() {
 			nd.net.mu.Unlock()
 			return l, nil
 		}
@@ -292,10 +292,14 @@ type worker struct {
 }
 
 func newWorker(t testing.TB, nd *node, name string, l layout.Layout, blocks uint32) *worker {
+	return newWorkerOf(t, nd, "default", name, l, blocks)
+}
+
+func newWorkerOf(t testing.TB, nd *node, tenant, name string, l layout.Layout, blocks uint32) *worker {
 	w := &worker{t: t, node: nd, changed: make(chan struct{}), layers: map[uint64][]uint32{}, leases: map[uint64]wire.LeaseEvent{},
 		notes: map[uint64][]byte{}, transfers: map[uint64]wire.TransferEvent{}, released: map[uint64]bool{}, ends: map[uint64]int{}}
 	var err error
-	w.id, err = nd.engine.AddClient(xfer.ClientInfo{Tenant: "default", Process: name}, w)
+	w.id, err = nd.engine.AddClient(xfer.ClientInfo{Tenant: tenant, Process: name}, w)
 	require.NoError(t, err)
 	w.mem = newMemory(t, layout.Geometry{Layout: l, NumBlocks: blocks}.Bytes())
 	info, err := nd.engine.RegisterRegion(w.id, wire.RegisterRegion{Name: name, ID: fmt.Sprintf("%032x", w.mem.ino), Kind: "memfd", Size: uint64(len(w.mem.bytes))}, w.mem)

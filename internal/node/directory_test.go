@@ -25,7 +25,7 @@ func (r *slowRegistry) PutCache(_ context.Context, c registry.Cache) error {
 	return nil
 }
 
-func (r *slowRegistry) DropCache(_ context.Context, name string) error {
+func (r *slowRegistry) DropCache(_ context.Context, _, name string) error {
 	r.said <- "drop " + name
 	return nil
 }
@@ -46,29 +46,29 @@ func TestDirectoryKeepsTheLastWord(t *testing.T) {
 		defer close(ended)
 		d.run(ctx)
 	}()
-	put := func(name string) { d.PutCache(xfer.CacheEntry{Name: name}) }
+	put := func(name string) { d.PutCache(xfer.CacheEntry{Tenant: "default", Name: name}) }
 
 	put("a")
 	require.Eventually(t, func() bool { return d.queued() == 0 }, 20*time.Second, time.Millisecond) // it is being said
 	for i := range 1000 {
 		put("a")
-		d.DropCache("a")
+		d.DropCache("default", "a")
 		put(fmt.Sprint("gone", i))
-		d.DropCache(fmt.Sprint("gone", i))
+		d.DropCache("default", fmt.Sprint("gone", i))
 		put("b")
 	}
-	d.DropCache("a")
+	d.DropCache("default", "a")
 	assert.Equal(t, 2, d.queued())
 	for _, want := range []string{"put a", "put b", "drop a"} {
 		assert.Equal(t, want, <-reg.said)
 	}
 	put("a")
-	d.DropCache("b")
+	d.DropCache("default", "b")
 	for _, want := range []string{"put a", "drop b"} {
 		assert.Equal(t, want, <-reg.said)
 	}
 	cancel()
 	<-ended
 	assert.Zero(t, d.queued())
-	assert.Equal(t, map[string]struct{}{"a": {}}, d.said)
+	assert.Equal(t, map[cacheName]struct{}{{"default", "a"}: {}}, d.said)
 }
