@@ -43,13 +43,14 @@ const (
 	KillSource               // the initiators' client dies
 	Resend                   // transfer A, piece B: the fabric carries the operation once more
 	FenceFails               // transfer A
+	GrantFails               // transfer A: its BIND is taken, and the fabric opens no window
 	StepWall                 // the owner's wall clock is put back (A = 0) or forward (A = 1)
 	kinds
 )
 
 var kindNames = [...]string{"Connect", "ToOwner", "ToSource", "OwnerHears", "SourceHears", "OwnerClock", "SourceClock", "OwnerTick", "SourceTick",
 	"Fence", "Place", "Fails", "Arrives", "OwnerMourns", "SourceMourns", "", "Start", "HandOver", "Send", "Enter", "Ack", "Restart", "GrantLease",
-	"", "Revoke", "Renew", "Reuse", "Cancel", "", "Cut", "CrashOwner", "CrashSource", "KillOwner", "KillSource", "Resend", "FenceFails", "StepWall"}
+	"", "Revoke", "Renew", "Reuse", "Cancel", "", "Cut", "CrashOwner", "CrashSource", "KillOwner", "KillSource", "Resend", "FenceFails", "GrantFails", "StepWall"}
 
 func (k Kind) String() string { return kindNames[k] }
 
@@ -60,7 +61,7 @@ func (k Kind) fault() bool    { return k > lastChoice }
 // atOwner says whose step it is: of the owner's node or of the initiators'. The clocks, the network and crashes are nobody's.
 func (k Kind) atOwner() bool {
 	switch k {
-	case ToOwner, OwnerHears, OwnerTick, Fence, Place, Arrives, OwnerMourns, Enter, GrantLease, Revoke, Renew, Reuse:
+	case ToOwner, OwnerHears, OwnerTick, Fence, Place, Arrives, OwnerMourns, Enter, GrantLease, Revoke, Renew, Reuse, FenceFails, GrantFails:
 		return true
 	}
 	return false

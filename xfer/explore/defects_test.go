@@ -44,6 +44,9 @@ func TestEachDefectIsFound(t *testing.T) {
 		{explore.TimerForgotten, one.With(0, 0), "liveness"},
 	} {
 		t.Run(x.defect.String(), func(t *testing.T) {
+			if x.defect == explore.EpochUnchecked && race {
+				return // two leases are many states; TestWalksFindDefects finds it with the race detector too
+			}
 			cfg := x.cfg
 			cfg.Defect = x.defect
 			r := explore.Exhaust(&cfg, 0)

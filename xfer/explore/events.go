@@ -71,6 +71,9 @@ func (w *World) transferActions(out []Action, x uint8) []Action {
 		case !l.cut:
 			if here && len(l.toOwner) > 0 {
 				out = append(out, Action{Kind: ToOwner, A: x})
+				if l.toOwner[0].kind == bindFrame {
+					out = w.may(out, GrantFails, x)
+				}
 			}
 			if len(l.toSource) > 0 {
 				out = append(out, Action{Kind: ToSource, A: x})
@@ -234,6 +237,10 @@ func (w *World) apply(a Action) {
 		w.connect(x)
 	case ToOwner:
 		w.takeFrame(x)
+	case GrantFails:
+		w.windowFails = true
+		w.takeFrame(x)
+		w.windowFails = false
 	case ToSource:
 		w.hear(x)
 	case OwnerHears:

@@ -105,7 +105,12 @@ func (w *World) place(p packet) {
 	}
 	*w.piece(win.lease, p.piece) = p.token
 	w.arrivals = append(w.arrivals, arrival{p.into, p.piece})
-	if t := &w.transfers[p.x]; t.m != nil && p.into == p.x {
+	t := &w.transfers[p.x]
+	t.hit = true
+	if t.clean {
+		w.fail("unsaid write", "transfer %d was reported as one that changed nothing, and then its piece %d lands", p.x, p.piece)
+	}
+	if t.m != nil && p.into == p.x {
 		t.ops[p.piece].placed = true
 	}
 }

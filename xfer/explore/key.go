@@ -73,7 +73,7 @@ func (w *World) transferKey(b []byte, t *transfer) []byte {
 		return append(b, 0)
 	}
 	l := &t.link
-	b = append(b, 1, flags(t.m != nil, t.dialling, t.known, t.cancelled, t.reported, t.released, t.watch != nil), t.handed,
+	b = append(b, 1, flags(t.m != nil, t.dialling, t.known, t.cancelled, t.reported, t.released, t.watch != nil, t.clean), t.handed,
 		flags(l.open, l.cut, l.ownerKnows, l.sourceKnows, t.handle, t.fence, t.win.open), l.epoch)
 	b = frames(frames(b, l.toOwner), l.toSource)
 	over := t.m == nil || t.m.Phase() == protocol.TransferEnded
@@ -86,7 +86,7 @@ func (w *World) transferKey(b []byte, t *transfer) []byte {
 	if over && !t.handle && !t.fence && !t.win.open && len(l.toOwner) == 0 {
 		return b // nothing asks for its window, its bytes or its FIN any more
 	}
-	b = append(b, t.win.lease, t.win.epoch, t.win.key, flags(t.fin))
+	b = append(b, t.win.lease, t.win.epoch, t.win.key, flags(t.fin, t.hit))
 	if t.win.open {
 		b = instant(b, t.win.deadline-w.owner.now)
 	}

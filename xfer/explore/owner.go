@@ -69,6 +69,11 @@ func (w *World) leaseEffect(i uint8, f protocol.LeaseEffect) {
 	case protocol.LeaseRefuse:
 		w.toSource(w.asking, frame{kind: refusedFrame, code: f.Code})
 	case protocol.LeaseOpenWindow:
+		if w.windowFails { // only an open window makes a transfer the owner
+			w.toSource(w.asking, frame{kind: refusedFrame, code: fault.Internal})
+			w.stepLease(i, protocol.LeaseEvent{Kind: protocol.LeaseWindowFailed, Code: fault.Internal})
+			return
+		}
 		l.bind = w.asking
 		w.openWindow(i, f.Deadline)
 	case protocol.LeaseLayer:
@@ -83,6 +88,9 @@ func (w *World) leaseEffect(i uint8, f protocol.LeaseEffect) {
 	case protocol.LeaseCommit:
 		w.commit(i)
 	case protocol.LeaseFree:
+		if l.bound > 0 && !f.Wrote {
+			w.fail("unsaid write", "lease %d had a window and says that nothing was written", i)
+		}
 		w.log(entry{logFree, i}, true)
 		w.giveBack(i)
 		if l.bind >= 0 {
@@ -248,6 +256,11 @@ func (w *World) stepOffer(i uint8, e protocol.OfferEvent) {
 		case protocol.OfferRefuse:
 			w.toSource(x, frame{kind: refusedFrame, code: f.Code})
 		case protocol.OfferOpenWindow:
+			if w.windowFails {
+				w.toSource(x, frame{kind: refusedFrame, code: fault.Internal})
+				w.stepOffer(i, protocol.OfferEvent{Kind: protocol.OfferWindowFailed, Holder: f.Holder, Code: fault.Internal})
+				continue
+			}
 			w.openWindow(i, f.Deadline)
 		case protocol.OfferExtend:
 			w.transfers[x].win.deadline = f.Deadline

@@ -31,7 +31,9 @@ func TestRandom(t *testing.T) {
 		walks, steps, marks = walks+1, steps+len(r.Trace), marks|r.Marks
 	}
 	t.Logf("%d events in %d walks", steps, walks)
-	assert.Equal(t, explore.AllMarks, marks, "something never happened")
+	if most >= 100_000 {
+		assert.Equal(t, explore.AllMarks, marks, "something never happened")
+	}
 }
 
 // TestShrinkKeepsTheViolation: what is left of a trace still breaks the same rule, and nothing can be left out.

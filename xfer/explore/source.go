@@ -138,6 +138,9 @@ func (w *World) result(x uint8, f protocol.TransferEffect) {
 	if f.Released && t.m.Outstanding() > 0 {
 		w.fail("early release", "transfer %d says released with %d operations outstanding", x, t.m.Outstanding())
 	}
+	if t.clean = w.cfg.Mode == Write && !f.Wrote; t.clean && t.hit {
+		w.fail("unsaid write", "transfer %d says that it changed nothing, and it did", x)
+	}
 	switch {
 	case f.Code == 0 && w.cfg.Mode == Write:
 		w.marks |= SawDone

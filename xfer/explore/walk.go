@@ -75,7 +75,13 @@ func Walk(cfg *Config, pick func(n int) int, most int) Run {
 }
 
 // early says whether an event tends to end a run before much has happened.
-func (k Kind) early() bool { return k > lastOptional || k == OwnerClock || k == SourceClock }
+func (k Kind) early() bool {
+	switch k {
+	case Resend, Reuse, Renew:
+		return false
+	}
+	return k > lastOptional || k == OwnerClock || k == SourceClock
+}
 
 // Replay lets the events of a trace happen and leaves out those that cannot. It returns what it did and how it ended.
 func Replay(cfg *Config, trace []Action) (done []Action, bad *Violation) {

@@ -121,6 +121,8 @@ type transfer struct {
 	reported  bool
 	outcome   fault.Code
 	released  bool
+	clean     bool    // Write: its client was told that no byte can have been written
+	hit       bool    // Write: a byte was
 	want      []token // Write: what the source held at the start, by piece
 	mem       []token // Read: the reader's memory
 	watch     []token // Read: what it must hold from now on, nil: undefined
@@ -173,9 +175,10 @@ type World struct {
 	faults    uint8
 	choices   uint8
 
-	asking int8  // the transfer whose BIND is being answered
-	marks  Marks // what happened in the last action
-	bad    *Violation
+	asking      int8  // the transfer whose BIND is being answered
+	windowFails bool  // the fabric opens no window now
+	marks       Marks // what happened in the last action
+	bad         *Violation
 }
 
 // Violation is a broken invariant.
