@@ -19,8 +19,8 @@
 // Exhaust has all orders and therefore those, Walk stops nodes on purpose. Wall clocks are stepped in walks and in the
 // worlds with the defect that reads them; nothing else could notice.
 //
-// Two states are one when nothing can tell them apart from then on (see key and settle). This drops what has no effect
-// any more and takes times relative to now; it leaves out no order of events.
+// Two states are one when nothing can tell them apart from then on (see key and settle; TestKeysMeanTheFuture). This
+// drops what has no effect any more and takes times relative to now; it leaves out no order of events.
 //
 // Invariants that are checked in every state, by the rule that a Violation names:
 //   - late write, unmapped: a block that its owner was told is its own, or that nobody maps, is not changed by a peer
@@ -36,5 +36,5 @@
 //   - liveness: no run comes back to where it was, and each rest is an end: transfers reported and released, leases over
 //
 // The tests: TestExhaustive and TestRandom hold these; TestEachDefectIsFound and TestWalksFindDefects show that both
-// would see each defect; TestShrinkKeepsTheViolation that what is printed is what was found.
+// would see each defect; TestShrinkKeepsTheViolation shows that what is printed is what was found.
 package explore

@@ -139,7 +139,7 @@ func Format(cfg *Config, trace []Action) string {
 	w := New(cfg)
 	for i, a := range trace {
 		bad := w.Do(a)
-		fmt.Fprintf(&b, "%3d %-34s %s\n", i+1, a, w.summary())
+		fmt.Fprintf(&b, "%3d %-42s %s\n", i+1, a, w.summary())
 		if bad != nil {
 			fmt.Fprintf(&b, "    %s\n", bad)
 			break

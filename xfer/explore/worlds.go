@@ -59,6 +59,18 @@ func (c Config) Weak() Config {
 	return c
 }
 
+// ByLayer returns the world with a client that hands its layers over one by one, when it likes.
+func (c Config) ByLayer() Config {
+	c.Layerwise = true
+	return c
+}
+
+// Short returns the world with transfers whose time ends before their lease's.
+func (c Config) Short() Config {
+	c.ShortTransfers = true
+	return c
+}
+
 // With bounds the faults and choices of one run.
 func (c Config) With(faults, choices uint8) Config {
 	c.Faults, c.Choices = faults, choices
