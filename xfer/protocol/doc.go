@@ -23,4 +23,7 @@
 //   - a transfer never sends FIN or RELEASE after it has ended: TestNoFinAfterTheEnd
 //   - a transfer says "released" only when no operation is outstanding: TestReleasedMeansNothingOutstanding
 //   - every machine ends, whatever the order of events: TestRandomHistoriesEnd
+//   - Clone and AppendKey say all that decides what comes: TestKeysMeanTheFuture
+//
+// What the machines promise together, with memory, crashes and a bad network around them, is looked for by xfer/explore.
 package protocol
