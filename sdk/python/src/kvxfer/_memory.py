@@ -22,14 +22,19 @@ class Memory:
         size: bytes, a multiple of the page size.
         fd: the memfd, -1 once closed.
         map: the mapping.
+        kind: how it is handed over.
     """
 
-    def __init__(self, name: str, payload: int) -> None:
+    kind = "memfd"
+
+    def __init__(
+        self, name: str, payload: int, op: str = "allocate_cache", field: str = "num_blocks"
+    ) -> None:
         page = mmap.PAGESIZE
         self.size = (payload + page - 1) // page * page
         self.id = secrets.token_hex(16)
         self.fd = -1
-        _check_available(self.size)
+        _check_available(self.size, op, field)
         fd = os.memfd_create(f"kvxfer:{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, self.size)
@@ -42,9 +47,9 @@ class Memory:
             os.close(fd)
             raise ResourceExhausted(
                 f"{self.size} bytes of memory could not be allocated: {e.strerror}",
-                op="allocate_cache",
+                op=op,
                 region=name,
-                field="num_blocks",
+                field=field,
             ) from e
         self.fd = fd
 
@@ -63,7 +68,7 @@ class Memory:
             os.close(self.fd)
 
 
-def _check_available(size: int) -> None:
+def _check_available(size: int, op: str, field: str) -> None:
     """A memfd has no limit of its own: without this check a wrong number calls the kernel's out-of-memory
     killer."""
     try:
@@ -73,6 +78,4 @@ def _check_available(size: int) -> None:
     except (OSError, KeyError, ValueError, IndexError):
         return
     if size > available:
-        raise ResourceExhausted(
-            f"{size} bytes are needed, {available} are available", op="allocate_cache", field="num_blocks"
-        )
+        raise ResourceExhausted(f"{size} bytes are needed, {available} are available", op=op, field=field)
