@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import random
 import select
 import struct
@@ -78,7 +79,7 @@ def test_a_fence_that_failed_leaves_the_memory_held(spawn: Callable[..., DaemonP
         lease = cache.lease([0])
         fence = lease.revoke()
         body = {"lease": lease._number, "error": {"code": 1, "name": "Internal", "detail": "fence failed"}}
-        frame = kvxfer._wire.Frame(fd.EVENT_LEASE, json=__import__("json").dumps(body).encode())
+        frame = kvxfer._wire.Frame(fd.EVENT_LEASE, json=json.dumps(body).encode())
         client._session.on_event(frame)
         with pytest.raises(kvxfer.Internal) as e:
             lease.wait(20)
@@ -314,7 +315,7 @@ def test_pull_and_read_lease_are_pending_things(daemon: FakeDaemon, cache: kvxfe
             assert (await offer.next_holder()).notification == b"x"
             daemon.peer.lease_ended(lease)
             assert (await offer).holders == 1
-        assert select.select([pull, offer], [], [], 0)[0] == [pull, offer]
+        assert select.select([pull.fileno(), offer.fileno()], [], [], 0)[0] == [pull.fileno(), offer.fileno()]
 
     asyncio.run(main())
 
@@ -338,7 +339,7 @@ def test_random_histories_of_pulls_vouch_for_what_was_committed(
             if not refused:
                 model = {b: g for b, g in model.items() if b not in blocks}
                 eventually(lambda p=pull: p.transfer_id)  # type: ignore[misc]
-                error = {"error": {"code": 25, "name": "PeerLost"}} if failed else {}
+                error: dict[str, Any] = {"error": {"code": 25, "name": "PeerLost"}} if failed else {}
                 daemon.peer.transfer_ended(daemon.next_id, generation=generation, **error)
             pull.wait(20)
             model |= dict.fromkeys(blocks, generation)
