@@ -8,8 +8,12 @@ const (
 
 // The span names. A name never holds an id or a number: what varies is an attribute.
 const (
-	SpanClientLease = "kvxfer.lease"
-	SpanClientWrite = "kvxfer.write"
+	SpanClientLease     = "kvxfer.lease"
+	SpanClientAdvertise = "kvxfer.advertise"
+	SpanClientWrite     = "kvxfer.write"
+	SpanClientRead      = "kvxfer.read"
+	SpanClientWritev    = "kvxfer.writev"
+	SpanClientReadv     = "kvxfer.readv"
 
 	SpanPush  = "push"
 	SpanPlan  = "plan"
@@ -37,6 +41,10 @@ type SpanDoc struct{ Where, Name, Meaning string }
 var SpanTable = []SpanDoc{
 	{"client", SpanClientLease, "The lease call as its caller sees it."},
 	{"client", SpanClientWrite, "The whole push as its caller sees it, to the result; an event `layer` for each layer handed over."},
+	{"client", SpanClientRead, "The whole pull as its caller sees it, to the result; with a holder from the request for its ticket on."},
+	{"client", SpanClientAdvertise, "The advertisement of a raw region, to its end."},
+	{"client", SpanClientWritev, "A write to an advertised region as its caller sees it, to the result."},
+	{"client", SpanClientReadv, "A read from an advertised region as its caller sees it, to the result."},
 	{"source daemon", SpanPush, "The transfer on the source, parent of the four below."},
 	{"source daemon", SpanPlan, "Layouts and block pairs become a scatter list."},
 	{"source daemon", SpanBind, "The ticket is presented to the target and bound to this transfer."},

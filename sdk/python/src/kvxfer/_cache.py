@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from . import _wire as wire
 from ._arguments import check_duration, check_index, check_notification
 from ._blocks import BlockIds, Vouched, pack
-from ._faults import DeadlineExceeded, InvalidArgument, KvxferError, NotSupported, RequestError
+from ._faults import InvalidArgument, KvxferError, NotSupported, RequestError
 from ._grant import Granted
 from ._granted import AnyLease, GrantedLeases
 from ._keys import Holder, Keys, pack_keys
@@ -18,7 +18,7 @@ from ._offer import ReadLease
 from ._pending import Pending
 from ._pull import Pull
 from ._push import Push
-from ._registered import Attachment, Registered, left, undo
+from ._registered import Attachment, Registered, declare_cache
 from ._session import Session
 from ._states import BlockStates, read_states
 from ._terms import LeaseTerms
@@ -461,38 +461,10 @@ class Cache(Registered):
         self, op: str, session: Session, vouches: bytes, deadline: float
     ) -> tuple[Attachment, memoryview]:
         region = self._hand_over(op, session, deadline)
-
-        def registered(frame: wire.Frame) -> tuple[int, memoryview]:
-            b = frame.body()
-            if wire.get_id(b, "block_bytes") != self.layout.block_bytes:
-                raise wire.violation("block_bytes", f"{b['block_bytes']}, want {self.layout.block_bytes}")
-            number = wire.get_id(b, "cache")
-            session.add_cache(number, self)
-            return number, wire.u32s("served", frame.array)
-
-        def too_late(value: tuple[int, memoryview]) -> None:
-            undo(session, op, wire.DROP_CACHE, "cache", value[0])
-            undo(session, op, wire.DEREGISTER_REGION, "region", region)
-
         body = {"name": self.name, "region": region, **self._kind(), "num_blocks": self.num_blocks}
         if self.instance:
             body |= {"instance": self.instance, "instance_key": wire.base64(self._instance_key)}
-        try:
-            number, served = session.conn.request(
-                op,
-                wire.REGISTER_CACHE,
-                body,
-                vouches,
-                timeout=left(deadline),
-                on_ok=registered,
-                on_late=too_late,
-            )
-        except DeadlineExceeded:  # too_late undoes both
-            raise
-        except KvxferError:
-            undo(session, op, wire.DEREGISTER_REGION, "region", region)
-            raise
-        return Attachment(session, region, number), served
+        return declare_cache(session, op, body, vouches, deadline, self.layout.block_bytes, self)
 
     def _on_granted(self, session: Session, body: dict[str, Any], packed: bytes) -> None:
         ids = wire.u32s("blocks", packed)

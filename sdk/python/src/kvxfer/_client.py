@@ -25,7 +25,7 @@ from ._memory import Memory
 from ._offer import ReadLease
 from ._pending import GRACE, Completed, Pending
 from ._ranges import MAX_REGION
-from ._reconnect import register_again, retry, tell_fenced
+from ._reconnect import register_again, retry, served, tell_fenced
 from ._region import Region
 from ._registered import Registered, left
 from ._session import Session
@@ -380,7 +380,7 @@ class Client:
                 places = list(self._places)
             # A daemon that has just died leaves a connection whose end was not read yet.
             if old.conn.alive and not old.conn.daemon_exited(0):
-                return _served(places)
+                return served(places)
             old.conn.ended.wait(max(0.0, deadline - time.monotonic()))  # its handles have their outcome
             session = retry(lambda: self._greet(deadline), deadline, self._is_closed)
             try:
@@ -397,7 +397,7 @@ class Client:
                 raise
             tell_fenced(session, places, olds)
             session.flush_spans()
-            return _served(places)
+            return served(places)
 
     # Tracing.
 
@@ -502,8 +502,3 @@ class Client:
 def _end(conn: Connection) -> None:
     conn.close()
     conn.dispose(1.0)
-
-
-def _served(places: list[Registered]) -> dict[str, memoryview]:
-    """The block ids that each cache vouches for."""
-    return {p.name: memoryview(p._vouched.packed()).cast("I")[0::4] for p in places if isinstance(p, Cache)}

@@ -24,6 +24,8 @@ class Held(Pending[T]):
 
     #: Whether the exit of this node's daemon is a fence: it is, wherever the memory is this process's own.
     _exit_fences = True
+    #: Whether the memory is a cache's, which traces name.
+    _of_cache = True
 
     def __init__(
         self, session: Session, op: str, deadline: float | None, place: str, span: Span | None
@@ -99,5 +101,5 @@ class Held(Pending[T]):
         return super()._end(value, error)
 
     def _describe(self, span: Span, value: T | None) -> None:
-        if self._place:
+        if self._place and self._of_cache:
             span.set("kvxfer.cache", self._place)

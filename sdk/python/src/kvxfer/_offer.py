@@ -202,6 +202,8 @@ class Advertisement(Offer):
         traceparent: W3C context of the call's span; the transfers belong to its trace.
     """
 
+    _of_cache = False
+
     def __init__(
         self,
         session: Session,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from ._cache import Cache
 from ._faults import AlreadyExists, DaemonUnavailable, DeadlineExceeded, Draining
 from ._registered import Attachment, Registered
 from ._session import Session
@@ -59,3 +60,8 @@ def tell_fenced(session: Session, places: list[Registered], old: list[Session]) 
             unseen = s.conn.daemon_exited(0) is None and s.node == session.node
             if (same and place._registering_fences) or (not same and unseen):
                 s.fenced(place.name)
+
+
+def served(places: list[Registered]) -> dict[str, memoryview]:
+    """The block ids that each cache vouches for."""
+    return {p.name: memoryview(p._vouched.packed()).cast("I")[0::4] for p in places if isinstance(p, Cache)}

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from . import _wire as wire
 from ._arguments import check_duration
-from ._faults import Closed, KvxferError, NotFound
+from ._faults import Closed, DeadlineExceeded, KvxferError, NotFound
 from ._memory import Memory
-from ._session import Session
+from ._session import CacheHandle, Session
 
 if TYPE_CHECKING:
     from ._client import Client
@@ -129,3 +129,48 @@ def undo(session: Session, op: str, kind: int, key: str, number: int) -> None:
         session.conn.request_later(op, kind, {key: number})
     except KvxferError:  # lost: the daemon ends everything of this connection
         pass
+
+
+def declare_cache(
+    session: Session,
+    op: str,
+    body: dict[str, Any],
+    vouches: bytes,
+    deadline: float,
+    block_bytes: int,
+    cache: CacheHandle,
+) -> tuple[Attachment, memoryview]:
+    """Says that a region, which the daemon knows, holds a cache; where that fails the region is taken back.
+
+    body is that of REGISTER_CACHE. Also returned are the ids of the blocks that are served again.
+    """
+    region: int = body["region"]
+
+    def registered(frame: wire.Frame) -> tuple[int, memoryview]:
+        b = frame.body()
+        if wire.get_id(b, "block_bytes") != block_bytes:
+            raise wire.violation("block_bytes", f"{b['block_bytes']}, want {block_bytes}")
+        number = wire.get_id(b, "cache")
+        session.add_cache(number, cache)
+        return number, wire.u32s("served", frame.array)
+
+    def too_late(value: tuple[int, memoryview]) -> None:
+        undo(session, op, wire.DROP_CACHE, "cache", value[0])
+        undo(session, op, wire.DEREGISTER_REGION, "region", region)
+
+    try:
+        number, served = session.conn.request(
+            op,
+            wire.REGISTER_CACHE,
+            body,
+            vouches,
+            timeout=left(deadline),
+            on_ok=registered,
+            on_late=too_late,
+        )
+    except DeadlineExceeded:  # too_late undoes both
+        raise
+    except KvxferError:
+        undo(session, op, wire.DEREGISTER_REGION, "region", region)
+        raise
+    return Attachment(session, region, number), served

@@ -16,3 +16,5 @@ class Scatter(Transfer):
         trace_id: 32 hex digits.
         traceparent: W3C context of the call's span.
     """
+
+    _of_cache = False
