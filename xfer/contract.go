@@ -14,6 +14,7 @@ type Sink interface {
 	LeaseEnded(ev wire.LeaseEvent, notification []byte)
 	TransferEnded(wire.TransferEvent)
 	Released(wire.Released)
+	HolderEnded(ev wire.HolderEvent, notification []byte)
 }
 
 // ClientID names an attached client; the engine never reuses it.

@@ -285,6 +285,8 @@ type worker struct {
 	notes     map[uint64][]byte
 	transfers map[uint64]wire.TransferEvent
 	released  map[uint64]bool
+	holders   []wire.HolderEvent
+	holderSay [][]byte       // their notifications
 	ends      map[uint64]int // events that ended a lease or transfer; they share one row of numbers
 	onEvent   func()         // called by the engine's goroutine with each end
 }
@@ -334,6 +336,10 @@ func (w *worker) TransferEnded(ev wire.TransferEvent) {
 		w.onEvent()
 	}
 	w.note(func() { w.transfers[ev.Transfer] = ev; w.ends[ev.Transfer]++ })
+}
+
+func (w *worker) HolderEnded(ev wire.HolderEvent, note []byte) {
+	w.note(func() { w.holders, w.holderSay = append(w.holders, ev), append(w.holderSay, note) })
 }
 
 func (w *worker) Released(r wire.Released) { w.note(func() { w.released[r.Transfer] = true }) }

@@ -32,6 +32,8 @@ class LeaseResult:
         transfer_id: 32 hex digits, the same on both nodes.
         generation: what the blocks were committed under; 0 of an instance's lease, whose every rank has its
             own.
+        guarantee: "full", or "live-client-only" where what is promised of the memory ends with its client's
+            process.
     """
 
     blocks: int
@@ -41,6 +43,7 @@ class LeaseResult:
     provider: str
     transfer_id: str
     generation: int
+    guarantee: str = "full"
 
 
 class Lease(Grant[LeaseResult]):
@@ -181,6 +184,7 @@ class Lease(Grant[LeaseResult]):
             provider=wire.get(body, "provider", ""),
             transfer_id=self._transfer_id,
             generation=self.generation,
+            guarantee=wire.get(body, "guarantee", "") or "full",
         )
 
     def _end(self, value: LeaseResult | None, error: KvxferError | None) -> bool:

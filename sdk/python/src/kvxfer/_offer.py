@@ -32,6 +32,8 @@ class HolderResult:
         bytes: payload bytes that it wrote, or by its own word read.
         notification: what it gave, up to 64 KiB.
         error: None when it went well. Of a reader that means: its bytes were held throughout.
+        guarantee: "full", or "live-client-only" where what is promised of the memory ends with its client's
+            process.
     """
 
     peer: str
@@ -40,6 +42,7 @@ class HolderResult:
     bytes: int
     notification: _Bytes
     error: KvxferError | None
+    guarantee: str = "full"
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,7 @@ class Offer(Grant[OfferResult]):
             bytes=wire.get(body, "bytes", 0),
             notification=notification,
             error=None if error is None else error_of(error),
+            guarantee=wire.get(body, "guarantee", "") or "full",
         )
         with self._lock:
             if error is None:

@@ -31,6 +31,8 @@ class Pull(Transfer):
         traceparent: W3C context of the pull's span.
     """
 
+    _span_name = "kvxfer.read"
+
     def __init__(
         self,
         place: Registered,

@@ -27,6 +27,8 @@ class Push(Transfer):
         traceparent: W3C context of the push's span.
     """
 
+    _span_name = "kvxfer.write"
+
     def __init__(
         self,
         place: Registered,

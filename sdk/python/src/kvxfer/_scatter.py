@@ -18,3 +18,4 @@ class Scatter(Transfer):
     """
 
     _of_cache = False
+    _span_name = "kvxfer.scatter"

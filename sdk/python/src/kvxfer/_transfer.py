@@ -93,6 +93,8 @@ class Transfer(Held[TransferResult]):
         traceparent: W3C context of the call's span.
     """
 
+    _span_name = ""
+
     def __init__(
         self,
         place: Registered,
@@ -105,7 +107,7 @@ class Transfer(Held[TransferResult]):
         self._parent = _trace.parent_of(op, traceparent)
         # Where the trace is the ticket's it becomes known with the daemon's answer.
         context = _trace.Context(_trace.new_trace_id(), _trace.new_span_id(), False)
-        span = _trace.Span(f"kvxfer.{op}", context, "", {})
+        span = _trace.Span(self._span_name, context, "", {})
         super().__init__(session, op, time.monotonic() + timeout + GRACE, place.name, span)
         self.transfer_id = ""
         self.trace_id = ""
