@@ -199,7 +199,7 @@ class Client:
         mode: Literal["write"] = "write",
         ttl: float = 30.0,
         traceparent: str | None = None,
-        timeout: float = 5.0,
+        timeout: float = 15.0,
     ) -> Lease: ...
 
     @overload
@@ -213,7 +213,7 @@ class Client:
         ttl: float = 30.0,
         readers: int = 1,
         traceparent: str | None = None,
-        timeout: float = 5.0,
+        timeout: float = 15.0,
     ) -> ReadLease: ...
 
     def lease(
@@ -226,7 +226,7 @@ class Client:
         ttl: float = 30.0,
         readers: int = 1,
         traceparent: str | None = None,
-        timeout: float = 5.0,
+        timeout: float = 15.0,
     ) -> AnyLease:
         """Leases the same blocks on every rank of an instance, under one ticket.
 
