@@ -49,6 +49,8 @@ class HolderResult:
 class OfferResult:
     """How a read lease or an advertisement was used up.
 
+    Of an instance's lease, whose ranks' handles tell of the holders, it has the bytes alone.
+
     Attributes:
         holders: transfers that went well.
         failed: transfers that did not.
@@ -134,7 +136,7 @@ class Offer(Grant[OfferResult]):
             pending._finish(end)
 
     def _ended_well(self, body: dict[str, Any], notification: bytes) -> OfferResult:
-        return OfferResult(self._holders, self._failed, self._bytes)
+        return OfferResult(self._holders, self._failed, self._bytes or wire.get(body, "bytes", 0))
 
     def _end(self, value: OfferResult | None, error: KvxferError | None) -> bool:
         first = super()._end(value, error)
