@@ -192,8 +192,10 @@ class Cache(Registered):
         """This rank's handle of a lease that another process of the engine took by :meth:`Client.lease`.
 
         The returned thing ends when the daemon has told of the lease, which may be before or after the call.
-        A handle has no ticket and no time of its own; it tells of this rank's blocks alone. The newest 1,024
-        leases are remembered for those who ask later.
+        A handle has no ticket and no time of its own; it tells of this rank's blocks alone. That they are
+        COMMITTED is not yet said of the other ranks: where one of them fails, these blocks are evicted again,
+        and the lease itself ends with the error. The newest 1,024 leases are remembered for those who ask
+        later.
 
         Args:
             lease_id: the lease's ``lease_id``, 32 hex digits.
@@ -292,7 +294,8 @@ class Cache(Registered):
         Args:
             blocks: ids of own blocks, as many as the lease has or as keys are given.
             source: the ticket of a lease of mode "read", or a :class:`Holder` from :meth:`Client.lookup`.
-            keys: with a holder, the keys of the blocks: the beginning of what was looked up.
+            keys: with a holder, the keys of the blocks, each once, 65,536 bytes in all: the beginning of what
+                was looked up.
             timeout: seconds for the whole transfer, 0.001..86400.
             notification: up to 64 KiB for the source, when everything was read.
             traceparent, transfer_id, attempt, instance: as for :meth:`write`.

@@ -236,7 +236,7 @@ class Client:
         Args:
             instance: the engine's name, as its ranks gave it to :meth:`allocate_cache`.
             instance_key: the engine's secret, 16..64 bytes.
-            blocks: ids, each once, the same on every rank.
+            blocks: ids, each once, the same on every rank; at most 16,384.
             mode, ttl, readers, traceparent: as for :meth:`Cache.lease`.
             timeout: seconds for the answer, for which the ranks' nodes are asked.
 

@@ -38,7 +38,7 @@ class Registered:
         self._client = client
         self._mem = memory
         self._bytes = nbytes
-        self._guarantee = "full"
+        self._guarantee = memory.guarantee
         self._attached: Attachment | None = None
 
     @property
@@ -89,13 +89,13 @@ class Registered:
 
         def registered(frame: wire.Frame) -> int:
             b = frame.body()
-            self._guarantee = wire.get(b, "guarantee", "") or "full"
+            self._guarantee = wire.get(b, "guarantee", "") or mem.guarantee
             return wire.get_id(b, "region")
 
         region: int = session.conn.request(
             op,
             wire.REGISTER_REGION,
-            {"name": self.name, "id": mem.id, "kind": mem.kind, "size": mem.size},
+            {"name": self.name, **mem.to_wire()},
             fds=[mem.fd],
             timeout=left(deadline),
             on_ok=registered,
