@@ -44,7 +44,7 @@ class Memory:
             # Every page now: sparse ones would be charged to whoever touches them first, and could be missing
             # then.
             os.posix_fallocate(fd, 0, self.size)
-            fcntl.fcntl(fd, fcntl.F_ADDSEALS, SEALS)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
             self.map = mmap.mmap(fd, self.size)
         except OSError as e:
             os.close(fd)
