@@ -159,6 +159,21 @@ def test_the_client_is_selectable(daemon: FakeDaemon, client: kvxfer.Client, cac
         assert other.fileno() != number
 
 
+def test_what_is_handed_out_after_its_end_is_reported(
+    daemon: FakeDaemon, client: kvxfer.Client, cache: kvxfer.Cache
+) -> None:
+    """A loop over completed() must not wait for what had ended before it was asked for."""
+    push, lease = cache.write([0], to="t"), cache.lease([1])
+    daemon.peer.layers(daemon.next_id, 0)
+    lease.wait_layer(0, timeout=20)
+    daemon.peer.transfer_ended(daemon.next_id - 1)
+    push.wait_released(20)
+    assert client.completed() == [push]
+    held, layer = push.when_released, lease.layer(0)
+    assert select.select([client], [], [], 0)[0] and client.completed() == [held, layer]
+    assert push.when_released is held and lease.layer(0) is layer and client.completed() == []
+
+
 def test_completed_knows_what_anybody_has_seen_end() -> None:
     class Owner:
         def check_fork(self) -> None:

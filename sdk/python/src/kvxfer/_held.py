@@ -52,7 +52,7 @@ class Held(Pending[T]):
     def when_released(self) -> Pending[None]:
         """Ends when :attr:`released` becomes True; it has no deadline of its own."""
         self._session.check_fork()
-        self._release._quiet = False
+        self._release._hand_out()
         return self._release
 
     def wait_released(self, timeout: float = 30.0) -> None:

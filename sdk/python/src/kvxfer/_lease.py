@@ -138,7 +138,7 @@ class Lease(Grant[LeaseResult]):
                 p._quiet = quiet
                 self._layer_pending[layer] = p
             elif not quiet:
-                p._quiet = False
+                p._hand_out()
         if self._done:
             self._settle_layer(layer, p)
         elif self._visible[layer]:

@@ -113,6 +113,13 @@ class Pending(Generic[T]):
 
     # What follows is called by the SDK.
 
+    def _hand_out(self) -> None:
+        """A caller gets it now: its end is reported, also when that was before."""
+        with self._mutex:
+            quiet, self._quiet = self._quiet, False
+            if quiet and self._done:
+                self._owner.completed(self)
+
     def _state(self) -> str:
         if not self._done:
             return "pending"
