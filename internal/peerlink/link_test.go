@@ -90,6 +90,21 @@ func TestAnswerDuringLinkUp(t *testing.T) {
 	eventually(t, "answer", func() bool { return len(a.h.received(l)) == 1 })
 }
 
+// Every kind that a source may say reaches the target, in the order in which it was sent.
+func TestKindsOfASource(t *testing.T) {
+	a, b := newNode(t, "a", epochA), newNode(t, "b", epochB)
+	l := dial(t, a, b.ref())
+	m := accepted(t, b, 0)
+	kinds := []wire.Kind{wire.KindBind, wire.KindFin, wire.KindRelease, wire.KindAbort}
+	for _, k := range kinds {
+		require.NoError(t, l.Send(wire.Frame{Kind: k, Request: 1}))
+	}
+	eventually(t, "frames", func() bool { return len(b.h.received(m)) == len(kinds) })
+	for i, f := range b.h.received(m) {
+		assert.Equal(t, kinds[i], f.Kind)
+	}
+}
+
 func TestViolations(t *testing.T) {
 	b := newNode(t, "b", epochB)
 	garbage := append([]byte("nonsense"), make([]byte, 100)...)
@@ -110,6 +125,7 @@ func TestViolations(t *testing.T) {
 		{"second HELLO", frame(t, wire.KindHello, 3, nil, nil), "kind"},
 		{"the target's kind", frame(t, wire.KindDone, 0, nil, nil), "kind"},
 		{"BIND without id", frame(t, wire.KindBind, 0, nil, nil), "request_id"},
+		{"RELEASE without id", frame(t, wire.KindRelease, 0, nil, nil), "request_id"},
 		{"PING without id", frame(t, wire.KindPing, 0, nil, nil), "request_id"},
 		{"ERROR without body", frame(t, wire.KindError, 0, nil, nil), "body"},
 	} {
@@ -129,7 +145,7 @@ func TestViolations(t *testing.T) {
 
 	// The other direction: what a source may not be sent.
 	a := newNode(t, "a", epochA)
-	for _, kind := range []wire.Kind{wire.KindBind, wire.KindFin, wire.KindAbort} {
+	for _, kind := range []wire.Kind{wire.KindBind, wire.KindFin, wire.KindRelease, wire.KindAbort} {
 		l := dial(t, a, b.ref())
 		m := accepted(t, b, len(b.h.links())-1) // up before the dialer's
 		require.NoError(t, m.Send(wire.Frame{Kind: kind, Request: 1}))

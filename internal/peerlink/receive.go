@@ -86,11 +86,11 @@ func (l *link) receive(f wire.Frame) error {
 		if f.Request == 0 && f.Kind == wire.KindError {
 			return l.endedByPeer(&f)
 		}
-	case wire.KindBind, wire.KindFin, wire.KindAbort:
+	case wire.KindBind, wire.KindFin, wire.KindRelease, wire.KindAbort:
 		if l.dialed {
 			return violation("kind", "%s to the side that dialed", f.Kind)
 		}
-		if f.Kind == wire.KindBind && f.Request == 0 {
+		if (f.Kind == wire.KindBind || f.Kind == wire.KindRelease) && f.Request == 0 {
 			return violation("request_id", "0 in %s, which is answered", f.Kind)
 		}
 	case wire.KindDone, wire.KindEnded:

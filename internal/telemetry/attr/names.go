@@ -8,10 +8,11 @@ const (
 
 // The span names. A name never holds an id or a number: what varies is an attribute.
 const (
-	SpanClientLease = "kvxfer.lease"
-	SpanClientWrite = "kvxfer.write"
-	SpanClientRead  = "kvxfer.read"
-	SpanClientRaw   = "kvxfer.scatter"
+	SpanClientLease     = "kvxfer.lease"
+	SpanClientAdvertise = "kvxfer.advertise"
+	SpanClientWrite     = "kvxfer.write"
+	SpanClientRead      = "kvxfer.read"
+	SpanClientRaw       = "kvxfer.scatter"
 
 	SpanPush    = "push"
 	SpanPull    = "pull"
@@ -40,6 +41,7 @@ type SpanDoc struct{ Where, Name, Meaning string }
 // SpanTable documents every span name, in the order of docs/tracing.md.
 var SpanTable = []SpanDoc{
 	{"client", SpanClientLease, "The lease call as its caller sees it."},
+	{"client", SpanClientAdvertise, "The advertisement of a raw region as its caller sees it, to its end."},
 	{"client", SpanClientWrite, "The whole push as its caller sees it, to the result; an event `layer` for each layer handed over."},
 	{"client", SpanClientRead, "The whole pull as its caller sees it, to the result."},
 	{"client", SpanClientRaw, "The whole writev or readv of raw memory as its caller sees it, to the result."},

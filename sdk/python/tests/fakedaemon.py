@@ -22,14 +22,17 @@ from typing import Any
 HEADER = struct.Struct("<4sBBHQIIH6s")
 HELLO, HELLO_OK, ERROR, OK, PING = 1, 2, 3, 4, 5
 REGISTER_REGION, DEREGISTER_REGION, REGISTER_CACHE, DROP_CACHE, BLOCKS, EVICT = range(0x10, 0x16)
-LEASE, REVOKE = 0x20, 0x21
-PUSH, PUSH_LAYER, PUSH_FINISH, PUSH_CANCEL = range(0x30, 0x34)
-EVENT_LAYERS, EVENT_LEASE, EVENT_TRANSFER, EVENT_RELEASED = range(0x40, 0x44)
+PUBLISH, LOOKUP, OPEN = range(0x16, 0x19)
+LEASE, REVOKE, RENEW, ADVERTISE = range(0x20, 0x24)
+PUSH, PUSH_LAYER, PUSH_FINISH, PUSH_CANCEL, PULL, SCATTER = range(0x30, 0x36)
+EVENT_LAYERS, EVENT_LEASE, EVENT_TRANSFER, EVENT_RELEASED, EVENT_HOLDER, EVENT_GRANTED = range(0x40, 0x46)
 SPANS, STATUS = 0x50, 0x51
 NO_REPLY = {PUSH_LAYER, PUSH_FINISH, PUSH_CANCEL, SPANS}
 TICKET = "kvx1.secretsecretsecret"
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PARENT_ID = "b7ad6b7169203331"
+LEASE_ID = "1e" * 16
+REVOKED = {"code": 23, "name": "LeaseRevoked"}
 
 
 @dataclass
@@ -111,6 +114,31 @@ class Peer:
         }
         self.send(EVENT_TRANSFER, 0, body)
 
+    def holder_ended(self, lease: int, note: bytes = b"", **more: Any) -> None:
+        body = {
+            "lease": lease,
+            "transfer_id": "cd" * 16,
+            "peer": "node-b",
+            "provider": "tcp",
+            "bytes": 64,
+            **more,
+        }
+        self.send(EVENT_HOLDER, 0, body, note)
+
+    def granted(self, cache: int, *blocks: int, **more: Any) -> int:
+        """Another process leased blocks; the lease's number."""
+        lease = self.daemon.number()
+        body = {
+            "lease": lease,
+            "cache": cache,
+            "lease_id": LEASE_ID,
+            "mode": "write",
+            "generation": 13,
+            **more,
+        }
+        self.send(EVENT_GRANTED, 0, body, u32s(*blocks))
+        return lease
+
     def released(self, transfer: int) -> None:
         self.send(EVENT_RELEASED, 0, {"transfer": transfer})
 
@@ -127,6 +155,8 @@ class FakeDaemon:
     served: Callable[[dict[int, int]], list[int]] = list
     got: list[Got] = field(default_factory=list)
     peers: list[Peer] = field(default_factory=list)
+    holders: list[dict[str, Any]] = field(default_factory=list)
+    unasked: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.changed = threading.Condition()
@@ -279,9 +309,23 @@ class FakeDaemon:
             block = la["layers"] * planes * la["kv_heads"] * la["head_dim"] * la["block_tokens"] * size
             vouched = {x[0]: x[2] for x in struct.iter_unpack("<IIQ", got.array)}
             peer.ok(got, {"cache": d.number(), "block_bytes": block}, u32s(*d.served(vouched)))
-        elif got.kind == LEASE:
-            peer.ok(got, {"lease": d.number(), "ticket": TICKET, "generation": 7})
-        elif got.kind == PUSH:
+        elif got.kind in (LEASE, ADVERTISE):
+            answer = {"lease": d.number(), "ticket": TICKET, "generation": 7, "lease_id": LEASE_ID}
+            if b["mode"] == "read" or got.kind == ADVERTISE or "instance" in b:
+                answer["generation"] = 0
+            if "instance" in b:
+                answer["ranks"] = 2
+            peer.ok(got, answer)
+        elif got.kind == PUBLISH:
+            n = len(got.array) // (4 + b["key_bytes"])
+            assert len(got.array) == n * (4 + b["key_bytes"]) and n > 0
+            peer.ok(got, {"generation": 11})
+        elif got.kind == LOOKUP:
+            assert len(got.array) % b["key_bytes"] == 0 and b["timeout_ms"] > 0
+            peer.ok(got, {"holders": d.holders, "unasked": d.unasked})
+        elif got.kind == OPEN:
+            peer.ok(got, {"ticket": TICKET})
+        elif got.kind in (PUSH, PULL, SCATTER):
             peer.ok(
                 got,
                 {

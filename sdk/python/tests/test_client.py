@@ -16,7 +16,7 @@ from conftest import BLOCKS, LAYOUT, DaemonProcess, eventually
 from fakedaemon import FakeDaemon
 
 import kvxfer
-from kvxfer import _client
+from kvxfer import _connect
 
 
 def test_hello(daemon: FakeDaemon, client: kvxfer.Client) -> None:
@@ -65,13 +65,13 @@ def test_default_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KVXFER_SOCKET", raising=False)
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 0)
-    assert _client.default_socket() == "/run/kvxfer/kvxfer.sock"
+    assert _connect.default_socket() == "/run/kvxfer/kvxfer.sock"
     monkeypatch.setattr(os, "getuid", lambda: 1000)
-    assert _client.default_socket() == "/tmp/kvxfer-1000/kvxfer.sock"
+    assert _connect.default_socket() == "/tmp/kvxfer-1000/kvxfer.sock"
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1000")
-    assert _client.default_socket() == "/run/user/1000/kvxfer/kvxfer.sock"
+    assert _connect.default_socket() == "/run/user/1000/kvxfer/kvxfer.sock"
     monkeypatch.setenv("KVXFER_SOCKET", "/x/y")
-    assert _client.default_socket() == "/x/y"
+    assert _connect.default_socket() == "/x/y"
     with pytest.raises(kvxfer.DaemonUnavailable, match="/x/y"):
         kvxfer.connect()
 

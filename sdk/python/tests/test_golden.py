@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from pathlib import Path
+from typing import Any
 
 import fakedaemon as fd
 import pytest
@@ -74,6 +75,55 @@ def test_frames_sent(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> Non
     assert registered.raw[32:].replace(b'"num_blocks":32', b'"num_blocks":16') == GOLDEN["cache"][32:-32]
 
 
+def test_frames_of_reading_regions_instances_and_keys(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_trace, "new_trace_id", lambda: fd.TRACE_ID)
+    monkeypatch.setattr(_trace, "new_span_id", lambda: fd.PARENT_ID)
+    names: dict[str, Any] = {"transfer_id": "cd" * 16, "attempt": 2, "instance": "engine"}
+    key = b"0123456789abcdef"
+    with kvxfer.connect(daemon.path) as client:
+        cache = client.allocate_cache(
+            "c0", model="m", layout=LAYOUT, num_blocks=16, instance="decode", instance_key=key
+        )
+        region = client.allocate_region("r0", 4096)
+        offer = cache.lease([3, 1], mode="read", readers=3, ttl=20)
+        offer.renew(30)
+        region.advertise("write", [(0, 16), (64, 32)], uses=2)
+        cache.read([0, 1], source="kvx1.abc", notification=b"tok", **names)
+        region.readv(
+            [(0, 4096, 8), (8, 1 << 40, 16)],
+            source="kvx1.abc",
+            notification=b"tok",
+            traceparent=f"00-{fd.TRACE_ID}-{fd.PARENT_ID}-01",
+            **names,
+        )
+        cache.write([2], to="kvx1.abc", layerwise=True, **names)
+        keys = [b"aaaa", b"bbbb"]
+        cache.publish([5, 4], keys)
+        client.lookup(keys, like=cache, local_only=True, timeout=0.5)
+        client.lease(instance="decode", instance_key=key, blocks=[3, 1])
+        holder = kvxfer.Holder("node-b", "ef" * 16, "[::1]:7420", "p", 2)
+        cache.read([6, 7], source=holder, keys=keys, timeout=20).cancel()
+        daemon.wait_for(fd.OPEN)
+    leases = daemon.wait_for(fd.LEASE, 2)
+    sent = {
+        "cache_instance": daemon.wait_for(fd.REGISTER_CACHE)[0],
+        "lease_read": leases[0],
+        "renew": daemon.wait_for(fd.RENEW)[0],
+        "advertise": daemon.wait_for(fd.ADVERTISE)[0],
+        "pull": daemon.wait_for(fd.PULL)[0],
+        "scatter": daemon.wait_for(fd.SCATTER)[0],
+        "push_identity": daemon.wait_for(fd.PUSH)[0],
+        "publish": daemon.wait_for(fd.PUBLISH)[0],
+        "lookup": daemon.wait_for(fd.LOOKUP)[0],
+        "lease_instance": leases[1],
+        "open": daemon.wait_for(fd.OPEN)[0],
+    }
+    for name, got in sent.items():
+        assert got.raw == GOLDEN[name], name
+
+
 def test_vouches_and_spans() -> None:
     v = Vouched(16)
     v.put(fd.u32s(9), 1 << 40)
@@ -89,5 +139,6 @@ def test_frames_received() -> None:
         parser = _wire.Parser()
         frames = [f for i in range(0, len(stream), step) for f in parser.feed(stream[i : i + step])]
         assert len(frames) == len(GOLDEN)
-    lease, layers = _wire.layers_visible(frames[-1].array)
+    (visible,) = (f for f in frames if f.kind == fd.EVENT_LAYERS)
+    lease, layers = _wire.layers_visible(visible.array)
     assert (lease, layers.tolist()) == (103, [0, 3])

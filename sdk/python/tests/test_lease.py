@@ -97,7 +97,7 @@ def test_leaving_a_committed_lease_revokes_nothing(daemon: FakeDaemon, cache: kv
 def test_leaving_without_a_fence_keeps_held(
     daemon: FakeDaemon, cache: kvxfer.Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvxfer._lease.FENCE_TIMEOUT", 0.05)
+    monkeypatch.setattr("kvxfer._grant.FENCE_TIMEOUT", 0.05)
     with pytest.raises(kvxfer.DeadlineExceeded) as e, cache.lease([0]) as lease:
         pass
     assert e.value.released is False and not lease.released

@@ -138,6 +138,42 @@ def test_completed_reports_each_thing_once(
     assert client.completed() == []
 
 
+def test_the_client_is_selectable(daemon: FakeDaemon, client: kvxfer.Client, cache: kvxfer.Cache) -> None:
+    number = client.fileno()
+    assert client.fileno() == number
+    for _ in range(2):
+        assert select.select([client], [], [], 0)[0] == []
+        push, lease = cache.write([0], to="t"), cache.lease([1])
+        daemon.peer.lease_ended(daemon.next_id)
+        daemon.peer.transfer_ended(daemon.next_id - 1)
+        push.wait(20), lease.wait(20)
+        assert select.select([client], [], [], 0)[0] == [client]
+        assert set(client.completed()) == {push, lease}
+        assert select.select([client], [], [], 0)[0] == [] and client.completed() == []
+    with kvxfer.connect(daemon.path) as other:  # asked for when there is something already
+        mine = other.allocate_cache("c1", model="m", layout=cache.layout, num_blocks=1).lease([0])
+        daemon.peer.lease_ended(daemon.next_id)
+        mine.wait(20)
+        assert select.select([other.fileno()], [], [], 0)[0]
+        assert other.completed() == [mine] and not select.select([other.fileno()], [], [], 0)[0]
+        assert other.fileno() != number
+
+
+def test_what_is_handed_out_after_its_end_is_reported(
+    daemon: FakeDaemon, client: kvxfer.Client, cache: kvxfer.Cache
+) -> None:
+    """A loop over completed() must not wait for what had ended before it was asked for."""
+    push, lease = cache.write([0], to="t"), cache.lease([1])
+    daemon.peer.layers(daemon.next_id, 0)
+    lease.wait_layer(0, timeout=20)
+    daemon.peer.transfer_ended(daemon.next_id - 1)
+    push.wait_released(20)
+    assert client.completed() == [push]
+    held, layer = push.when_released, lease.layer(0)
+    assert select.select([client], [], [], 0)[0] and client.completed() == [held, layer]
+    assert push.when_released is held and lease.layer(0) is layer and client.completed() == []
+
+
 def test_completed_knows_what_anybody_has_seen_end() -> None:
     class Owner:
         def check_fork(self) -> None:

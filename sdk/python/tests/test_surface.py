@@ -57,19 +57,36 @@ REST = [
     "BlockStates",
     "Lease",
     "LeaseResult",
+    "ReadLease",
+    "OfferResult",
+    "HolderResult",
     "Push",
+    "Pull",
     "TransferResult",
+    "Region",
+    "Advertisement",
+    "Scatter",
+    "Lookup",
+    "Holder",
+    "chain_keys",
     "Pending",
     "Span",
     "__version__",
 ]
 MEMBERS = {
-    "Client": "allocate_cache boot_id close completed daemon_exited epoch node ping reconnect span status"
-    " version",
+    "Client": "allocate_cache allocate_region boot_id close completed daemon_exited epoch fileno lease lookup"
+    " node ping reconnect span status version",
     "Layout": "block_bytes layer_shape order piece_bytes plane_block_bytes planes tp_rank tp_size",
-    "Cache": "block_states drop evict layer lease memory write",
-    "Lease": "exception fileno layer poll released revoke transfer_id visible_layers wait wait_layer"
+    "Cache": "block_states drop evict granted guarantee layer lease memory publish read write",
+    "Lease": "exception fileno layer poll released renew revoke transfer_id visible_layers wait wait_layer"
     " wait_released when_released",
+    "ReadLease": "exception fileno holders next_holder poll released renew revoke wait wait_released"
+    " when_released",
+    "Region": "advertise array deregister guarantee memory readv writev",
+    "Advertisement": "exception fileno holders next_holder poll released renew revoke unadvertise wait"
+    " wait_released when_released",
+    "Pull": "cancel exception fileno poll released wait wait_released when_released",
+    "Scatter": "cancel exception fileno poll released wait wait_released when_released",
     "Push": "cancel exception fileno finish layer poll released wait wait_released when_released",
     "Pending": "exception fileno poll wait",
     "Span": "event sampled set span_id trace_id traceparent",

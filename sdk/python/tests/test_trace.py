@@ -66,6 +66,7 @@ def test_lease_span(daemon: FakeDaemon, client: kvxfer.Client, cache: kvxfer.Cac
     assert span["attributes"] == {
         "kvxfer.cache": "c0",
         "kvxfer.blocks": 2,
+        "kvxfer.lease.id": fd.LEASE_ID,
         "kvxfer.transfer.id": "ab" * 16,
         "kvxfer.bytes": 4096,
         "kvxfer.peer": "node-b",

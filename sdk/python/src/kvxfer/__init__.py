@@ -15,20 +15,32 @@
     push.finish(notification=b"first token")
     push.wait()
 
-Leases, pushes and what they hand out are pending things with one interface: poll, wait, await, fileno. Every
-call ends by its deadline. The caller's bytes are the bytes that move: nothing is copied in this process.
+    with cache.lease(blocks, mode="read") as offer:                 # the other way: a peer reads
+        send(offer.ticket)
+    cache.read(blocks, source=ticket).wait()
+
+Leases, transfers and what they hand out are pending things with one interface: poll, wait, await, fileno.
+Every call ends by its deadline. The caller's bytes are the bytes that move: this process copies none.
 """
 
 from . import _faults
-from ._cache import BlockStates, Cache
-from ._client import Client, connect
+from ._cache import Cache
+from ._client import Client
+from ._connect import connect
 from ._faults import *  # noqa: F403
+from ._keys import Holder, Lookup, chain_keys
 from ._layout import Layout
 from ._lease import Lease, LeaseResult
+from ._offer import Advertisement, HolderResult, OfferResult, ReadLease
 from ._pending import Pending
-from ._push import Push, TransferResult
+from ._pull import Pull
+from ._push import Push
+from ._region import Region
+from ._scatter import Scatter
+from ._states import BlockStates
 from ._status import Status
 from ._trace import Span
+from ._transfer import TransferResult
 from ._version import __version__
 
 # help(kvxfer) draws the tree of errors.
@@ -43,8 +55,18 @@ __all__ = [
     "BlockStates",
     "Lease",
     "LeaseResult",
+    "ReadLease",
+    "OfferResult",
+    "HolderResult",
     "Push",
+    "Pull",
     "TransferResult",
+    "Region",
+    "Advertisement",
+    "Scatter",
+    "Lookup",
+    "Holder",
+    "chain_keys",
     "Pending",
     "Span",
     "__version__",

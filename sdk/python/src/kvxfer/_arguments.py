@@ -78,3 +78,12 @@ def check_name(op: str, field: str, name: str) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidArgument(f"{name!r:.80}, allowed 1..64 of [A-Za-z0-9_.-]", op=op, field=field)
     return name
+
+
+def check_instance_key(op: str, instance: str, key: bytes) -> bytes:
+    """An instance's secret as bytes, 16..64 of them, and its name."""
+    check_name(op, "instance", instance)
+    if not isinstance(key, (bytes, bytearray)) or not 16 <= len(key) <= 64:
+        n = f"{len(key)} bytes" if isinstance(key, (bytes, bytearray)) else f"a {type(key).__name__}"
+        raise InvalidArgument(f"{n}, allowed 16..64 bytes", op=op, field="instance_key")
+    return bytes(key)

@@ -2,59 +2,35 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from . import _trace
 from . import _wire as wire
 from ._arguments import check_duration, check_index, check_notification
 from ._blocks import BlockIds, Vouched, pack
-from ._faults import Closed, InvalidArgument, KvxferError, NotFound, NotSupported, RequestError
-from ._layout import NUMPY_DTYPE, Layout
+from ._faults import InvalidArgument, KvxferError, NotSupported, RequestError
+from ._grant import Granted
+from ._granted import AnyLease, GrantedLeases
+from ._keys import Holder, Keys, pack_keys
+from ._layout import NUMPY_DTYPE, Layout, kind_of
 from ._lease import Lease
 from ._memory import Memory
-from ._pending import GRACE
+from ._offer import ReadLease
+from ._pending import Pending
+from ._pull import Pull
 from ._push import Push
+from ._registered import Attachment, Registered, declare_cache
 from ._session import Session
+from ._states import BlockStates, read_states
+from ._terms import LeaseTerms
+from ._transfer import check_ticket, identity
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ._client import Client
 
-#: States of a block in :class:`BlockStates`.
-FREE, LEASED, COMMITTED, REVOKING, HELD = range(5)
 
-
-@dataclass(frozen=True)
-class BlockStates:
-    """The states of a cache's blocks at one moment.
-
-    The three columns have one entry for each block that is not FREE. They are read-only memoryviews of
-    integers: index them, call ``tolist()``, or hand them to ``numpy.asarray``.
-
-    Attributes:
-        total: blocks of the cache.
-        free, leased, committed, revoking, held: how many are in each state.
-        blocks: block ids.
-        states: 1 LEASED, 2 COMMITTED, 3 REVOKING, 4 HELD.
-        generations: of a COMMITTED block what it was committed under, of a LEASED one what it will be; else
-            0.
-    """
-
-    total: int
-    free: int
-    leased: int
-    committed: int
-    revoking: int
-    held: int
-    blocks: memoryview
-    states: memoryview
-    generations: memoryview
-
-
-class Cache:
+class Cache(Registered):
     """A cache of ``num_blocks`` blocks, from :meth:`Client.allocate_cache`.
 
     Attributes:
@@ -64,7 +40,10 @@ class Cache:
         model: what must agree on both sides, with revision and compat.
         revision: of the model.
         compat: the caller's own compatibility string.
+        instance: the engine whose rank this is, or "".
     """
+
+    _registering_fences = True
 
     def __init__(
         self,
@@ -76,30 +55,24 @@ class Cache:
         layout: Layout,
         num_blocks: int,
         memory: Memory,
+        instance: str = "",
+        instance_key: bytes = b"",
     ) -> None:
-        self.name = name
+        super().__init__(client, name, memory, num_blocks * layout.block_bytes)
         self.model = model
         self.revision = revision
         self.compat = compat
         self.layout = layout
         self.num_blocks = num_blocks
-        self._client = client
-        self._mem = memory
-        self._bytes = num_blocks * layout.block_bytes
+        self.instance = instance
+        self._instance_key = instance_key
         self._vouched = Vouched(num_blocks)
-        self._attached: tuple[Session, int, int] | None = None  # session, region id, cache id
+        self._granted = GrantedLeases()
 
     def __repr__(self) -> str:
         return f"<kvxfer.Cache {self.name!r} {self.num_blocks} blocks of {self.layout.block_bytes} bytes>"
 
     # Memory.
-
-    @property
-    def memory(self) -> memoryview:
-        """The cache's bytes, writable, of length ``num_blocks * layout.block_bytes``, ordered
-        [layer][plane][block]."""
-        self._check_memory("memory")
-        return memoryview(self._mem.map)[: self._bytes]
 
     def layer(self, layer: int) -> npt.NDArray[Any]:
         """A writable numpy view of one layer; no bytes are copied.
@@ -132,7 +105,30 @@ class Cache:
         flat = numpy.frombuffer(self._mem.map, dtype, size // dtype.itemsize, layer * size)
         return flat.reshape(self.layout.layer_shape(self.num_blocks))
 
-    # Transfers.
+    # Leases.
+
+    @overload
+    def lease(
+        self,
+        blocks: BlockIds,
+        mode: Literal["write"] = "write",
+        ttl: float = 30.0,
+        *,
+        traceparent: str | None = None,
+        timeout: float = 5.0,
+    ) -> Lease: ...
+
+    @overload
+    def lease(
+        self,
+        blocks: BlockIds,
+        mode: Literal["read"],
+        ttl: float = 30.0,
+        *,
+        readers: int = 1,
+        traceparent: str | None = None,
+        timeout: float = 5.0,
+    ) -> ReadLease: ...
 
     def lease(
         self,
@@ -140,85 +136,80 @@ class Cache:
         mode: str = "write",
         ttl: float = 30.0,
         *,
+        readers: int = 1,
         traceparent: str | None = None,
         timeout: float = 5.0,
-    ) -> Lease:
-        """Gives permission to write into blocks, to whoever comes first with the lease's ticket.
+    ) -> AnyLease:
+        """Gives permission on blocks to whoever comes with the lease's ticket.
 
-        What the blocks held is given up with the call.
+        With mode "write" one transfer, the first that comes, may write them; what they held is given up with
+        the call. With mode "read" up to ``readers`` transfers may read them; they are HELD until the lease is
+        over.
 
         Args:
             blocks: ids, each once: a sequence of ints, a range, an array or a numpy array of any integer
                 type.
-            mode: "write".
+            mode: "write" for a :class:`Lease`, "read" for a :class:`ReadLease`.
             ttl: seconds that the lease lasts, 0.001..86400, on the daemon's clock.
+            readers: with mode "read", 1..65535.
             traceparent: W3C context that the call belongs to; None: OpenTelemetry's active span, else a new
                 trace.
             timeout: seconds for the daemon's answer.
 
         Raises:
             InvalidArgument: names the field, and the index of a wrong block id.
-            BlocksBusy: a block is leased, held or being fenced.
-            NotSupported: the mode is not available.
+            BlocksBusy: a block is leased or being fenced, or, for writing, held.
             DeadlineExceeded: no answer (released=False); the lease is revoked as soon as the answer comes.
         """
-        session, cache = self._use("lease")
+        at = self._use("lease")
         packed = pack("lease", blocks, self.num_blocks)
-        ttl = check_duration("lease", ttl, "ttl")
-        timeout = check_duration("lease", timeout)
-        if not isinstance(mode, str):
-            raise InvalidArgument(f'{mode!r}, allowed "write"', op="lease", field="mode")
-        span = _trace.start("lease", "kvxfer.lease", traceparent, {})
-
-        def granted(frame: wire.Frame) -> Lease:
-            b = frame.body()
-            lease_id, ticket = wire.get_id(b, "lease"), wire.get(b, "ticket", "")
-            if not ticket:
-                raise wire.violation("ticket", "absent")
-            lease = Lease(
-                self,
-                session,
-                lease_id,
-                ticket,
-                wire.get_id(b, "generation"),
-                packed,
-                ttl,
-                self._vouched,
-                span,
-            )
-            session.add_lease(lease_id, lease)
-            # Again: an earlier lease of these blocks may have been committed between the call and its grant.
-            self._vouched.take(packed)
-            assert lease._deadline is not None
-            session.end_later(lease._deadline, lease, "_expire")
-            return lease
-
+        terms = LeaseTerms(mode, ttl, readers, traceparent, timeout)
+        if terms.mode == "read":
+            return terms.read(at.session, {"cache": at.cache}, packed, self.name, self)
         # Before the daemon hears of it: from the grant on a peer may write.
         taken = self._vouched.take(packed)
-        body = {
-            "cache": cache,
-            "mode": mode,
-            "ttl_ms": max(1, round(ttl * 1000)),
-            "traceparent": span.traceparent,
-        }
         try:
-            lease: Lease = session.conn.request(
-                "lease",
-                wire.LEASE,
-                body,
-                packed,
-                timeout=timeout,
-                on_ok=granted,
-                on_late=Lease._discard,
-                released=False,
+            return terms.write(
+                at.session, {"cache": at.cache}, packed, self.name, self.layout.layers, self._vouched, self
             )
-            return lease
-        except KvxferError as e:
-            if isinstance(e, RequestError):  # nothing was changed
-                self._vouched.restore(taken)
-            span.set("kvxfer.result", type(e).__name__)
-            session.end_span(span, e)
+        except RequestError:  # nothing was changed
+            self._vouched.restore(taken)
             raise
+
+    @overload
+    def granted(
+        self, lease_id: str, mode: Literal["write"] = "write", *, timeout: float = 5.0
+    ) -> Pending[Lease]: ...
+
+    @overload
+    def granted(
+        self, lease_id: str, mode: Literal["read"], *, timeout: float = 5.0
+    ) -> Pending[ReadLease]: ...
+
+    def granted(
+        self, lease_id: str, mode: str = "write", *, timeout: float = 5.0
+    ) -> Pending[Lease] | Pending[ReadLease]:
+        """This rank's handle of a lease that another process of the engine took by :meth:`Client.lease`.
+
+        The returned thing ends when the daemon has told of the lease, which may be before or after the call.
+        A handle has no ticket and no time of its own; it tells of this rank's blocks alone. That they are
+        COMMITTED is not yet said of the other ranks: where one of them fails, these blocks are evicted again,
+        and the lease itself ends with the error. The newest 1,024 leases are remembered for those who ask
+        later.
+
+        Args:
+            lease_id: the lease's ``lease_id``, 32 hex digits.
+            mode: the lease's.
+            timeout: seconds until it fails with DeadlineExceeded.
+        """
+        at = self._use("granted")
+        if mode not in ("write", "read"):
+            raise InvalidArgument(f'{mode!r:.80}, allowed "write" or "read"', op="granted", field="mode")
+        if mode == "read":
+            return self._granted.ask(at.session, lease_id, ReadLease, timeout)
+        return self._granted.ask(at.session, lease_id, Lease, timeout)
+
+    # Transfers.
 
     def write(
         self,
@@ -229,6 +220,9 @@ class Cache:
         timeout: float = 30.0,
         notification: bytes = b"",
         traceparent: str | None = None,
+        transfer_id: str = "",
+        attempt: int = 1,
+        instance: str = "",
     ) -> Push:
         """Writes blocks to the lease that the ticket names, in the order of both block lists.
 
@@ -237,103 +231,188 @@ class Cache:
 
         Args:
             blocks: ids of own blocks, as many as the lease has.
-            to: the lease's ticket.
+            to: the lease's ticket. Of an instance's ticket the part of this cache's ``tp_rank`` is taken.
             layerwise: True: bytes are read only after ``push.layer``, and ``push.finish`` ends the transfer.
                 False: all bytes are final now.
             timeout: seconds for the whole transfer, 0.001..86400.
             notification: with layerwise=False, up to 64 KiB for the lease's owner.
             traceparent: W3C context that the call belongs to; None: OpenTelemetry's active span, else the
                 ticket's.
+            transfer_id: 32 hex digits, where several ranks make the transfer together (all give the same) or
+                the caller repeats one; "": a random one.
+            attempt: 1..4294967295. A further attempt of a transfer needs the fence of the former, a lease of
+                its own and a higher number.
+            instance: the caller's engine, for people.
 
         Raises:
             InvalidArgument: names the field, and the index of a wrong block id.
             TicketInvalid: the ticket cannot be read.
             DeadlineExceeded: the own daemon does not answer (released=False).
         """
-        session, cache = self._use("write")
+        at = self._use("write")
         packed = pack("write", blocks, self.num_blocks)
         timeout = check_duration("write", timeout)
-        if not isinstance(to, str):
-            raise InvalidArgument(f"a {type(to).__name__}, allowed the ticket's str", op="write", field="to")
+        check_ticket("write", "to", to)
         data = check_notification("write", notification)
         if data and layerwise:
             raise InvalidArgument("a layerwise push takes it in finish", op="write", field="notification")
-        parent = _trace.parent_of("write", traceparent)
-        span = _trace.Span(
-            "kvxfer.write", _trace.Context(_trace.new_trace_id(), _trace.new_span_id(), False), "", {}
+        names = identity("write", transfer_id, attempt, instance)
+        push = Push(
+            self,
+            at.session,
+            len(packed) // 4,
+            self.layout.layers,
+            timeout,
+            traceparent,
+            bool(layerwise),
+            data,
         )
-        deadline = time.monotonic() + timeout + GRACE
+        own = {"layerwise": bool(layerwise)}
+        body = {"cache": at.cache, **push._request(to, timeout, own, names)}
+        push._start(wire.PUSH, body, packed, min(timeout, self._client.timeout))
+        return push
 
-        def accepted(frame: wire.Frame) -> Push:
-            b = frame.body()
-            transfer, trace_id = wire.get_id(b, "transfer"), wire.get(b, "trace_id", "")
-            span._place(
-                _trace.Context(trace_id, span.span_id, wire.get(b, "sampled", False)),
-                wire.get(b, "parent_id", ""),
-            )
-            push = Push(
-                self,
-                session,
-                transfer,
-                wire.get(b, "transfer_id", ""),
-                trace_id,
-                len(packed) // 4,
-                bool(layerwise),
-                deadline,
-                span,
-            )
-            session.add_push(transfer, push)
-            session.end_later(deadline, push, "_expire")
-            if not layerwise:
-                push._finish_now(data)
-            return push
+    def read(
+        self,
+        blocks: BlockIds,
+        *,
+        source: str | Holder,
+        keys: Keys | None = None,
+        timeout: float = 30.0,
+        notification: bytes = b"",
+        traceparent: str | None = None,
+        transfer_id: str = "",
+        attempt: int = 1,
+        instance: str = "",
+    ) -> Pull:
+        """Reads a peer's blocks into own ones, in the order of both lists.
 
-        body: dict[str, Any] = {
-            "cache": cache,
-            "ticket": to,
-            "timeout_ms": max(1, round(timeout * 1000)),
-            "layerwise": bool(layerwise),
+        What the own blocks held is given up with the call. They are COMMITTED when the transfer ends well;
+        after any other end they are FREE. From a ticket it returns as soon as the own daemon knows of it.
+        From a holder it returns at once, and also what the own daemon refuses is told by the returned pull.
+
+        Args:
+            blocks: ids of own blocks, as many as the lease has or as keys are given.
+            source: the ticket of a lease of mode "read", or a :class:`Holder` from :meth:`Client.lookup`.
+            keys: with a holder, the keys of the blocks, each once, 65,536 bytes in all: the beginning of what
+                was looked up.
+            timeout: seconds for the whole transfer, 0.001..86400.
+            notification: up to 64 KiB for the source, when everything was read.
+            traceparent, transfer_id, attempt, instance: as for :meth:`write`.
+
+        Raises:
+            InvalidArgument: names the field, and the index of a wrong block id or key.
+            BlocksBusy: an own block is leased, held or being fenced.
+            TicketInvalid: the ticket cannot be read.
+            DeadlineExceeded: the own daemon does not answer (released=False).
+        """
+        op = "read"
+        at = self._use(op)
+        packed = pack(op, blocks, self.num_blocks)
+        timeout = check_duration(op, timeout)
+        note = check_notification(op, notification)
+        names = identity(op, transfer_id, attempt, instance)
+        if note:
+            names = {"notification": wire.base64(note), **names}
+        if not isinstance(source, Holder):
+            check_ticket(op, "source", source)
+        if isinstance(source, Holder) != (keys is not None):
+            raise InvalidArgument("allowed with a Holder, and needed there", op=op, field="keys")
+        pull = Pull(self, at.session, packed, self._vouched, timeout, traceparent)
+
+        def body(ticket: str, seconds: float) -> dict[str, Any]:
+            return {"cache": at.cache, **pull._request(ticket, seconds, {}, names)}
+
+        if not isinstance(source, Holder):
+            pull._start(wire.PULL, body(source, timeout), packed, min(timeout, self._client.timeout))
+            return pull
+        assert keys is not None
+        data, key_bytes, count = pack_keys(op, keys)
+        if count != len(packed) // 4:
+            raise InvalidArgument(f"{count} keys for {len(packed) // 4} blocks", op=op, field="keys")
+        request = {
+            "node": source.node,
+            "epoch": source.epoch,
+            "addr": source.addr,
+            "cache": source.cache,
+            **self._kind(),
+            "key_bytes": key_bytes,
+            "ttl_ms": wire.milliseconds(timeout),
+            "timeout_ms": wire.milliseconds(timeout),
         }
-        if parent is not None:
-            body["traceparent"] = parent.traceparent
-        body["span_id"] = span.span_id
-        try:
-            push: Push = session.conn.request(
-                "write",
-                wire.PUSH,
-                body,
-                packed,
-                timeout=min(timeout, self._client.timeout),
-                on_ok=accepted,
-                on_late=Push._discard,
-                released=False,
-                may_have_written=True,
-            )
-            return push
-        except KvxferError as e:
-            if parent is not None:  # otherwise the trace is known to the ticket alone
-                span._place(_trace.Context(parent.trace_id, span.span_id, parent.sampled), parent.span_id)
-                span.set("kvxfer.result", type(e).__name__)
-                session.end_span(span, e)
-            raise
+        pull._open(request, data, body)
+        return pull
 
     # Blocks.
 
-    def evict(self, blocks: BlockIds, *, timeout: float = 5.0) -> None:
-        """Makes COMMITTED blocks FREE. When it returns, nobody can read or write them any more.
+    def publish(self, blocks: BlockIds, keys: Keys, *, timeout: float = 5.0) -> int:
+        """Makes blocks that this process filled itself COMMITTED under keys, so that lookups find them.
+
+        To publish is to permit every peer of the tenant to read them: do not change them before
+        :meth:`evict`.
+
+        Args:
+            blocks: ids of FREE or COMMITTED blocks, each once.
+            keys: one for each block, in the same order, of equal length, 1..255 bytes; see
+                :func:`chain_keys`.
+            timeout: seconds for the daemon's answer.
+
+        Returns:
+            The generation under which they are COMMITTED.
+
+        Raises:
+            InvalidArgument: names the field, and the index of a wrong block id or key.
+            BlocksBusy: a block is leased or being fenced.
+            DeadlineExceeded: no answer; they may be published or not.
+        """
+        op = "publish"
+        at = self._use(op)
+        packed = pack(op, blocks, self.num_blocks)
+        data, key_bytes, count = pack_keys(op, keys, self.num_blocks)
+        if count != len(packed) // 4:
+            raise InvalidArgument(f"{count} keys for {len(packed) // 4} blocks", op=op, field="keys")
+        if len(packed) + len(data) > wire.MAX_ARRAY:
+            raise InvalidArgument(
+                f"{len(packed) + len(data)} bytes with the block ids, allowed 0..{wire.MAX_ARRAY}",
+                op=op,
+                field="keys",
+            )
+        timeout = check_duration(op, timeout)
+
+        def published(frame: wire.Frame) -> int:
+            generation = wire.get_id(frame.body(), "generation")
+            self._vouched.put(packed, generation)
+            return generation
+
+        taken = self._vouched.take(packed)
+        try:
+            body = {"cache": at.cache, "key_bytes": key_bytes}
+            generation: int = at.session.conn.request(
+                op, wire.PUBLISH, body, packed + data, timeout=timeout, on_ok=published
+            )
+            return generation
+        except RequestError:  # nothing was changed
+            self._vouched.restore(taken)
+            raise
+
+    def evict(self, blocks: BlockIds, *, timeout: float = 10.0) -> None:
+        """Takes blocks back from every peer and makes them FREE.
+
+        Leases that touch them, of writers and of readers, are revoked. When it returns, nobody can read or
+        write the blocks any more.
 
         Raises:
             InvalidArgument: names the index of a wrong block id.
-            BlocksBusy: a block is leased, held or being fenced.
-            DeadlineExceeded: no answer (released=False).
+            BlocksBusy: an own transfer holds a block; cancel it first. Nothing was changed.
+            DeadlineExceeded: not fenced in time (released=False).
         """
-        session, cache = self._use("evict")
+        at = self._use("evict")
         packed = pack("evict", blocks, self.num_blocks)
         timeout = check_duration("evict", timeout)
         taken = self._vouched.take(packed)
         try:
-            session.conn.request(
-                "evict", wire.EVICT, {"cache": cache}, packed, timeout=timeout, released=False
+            at.session.conn.request(
+                "evict", wire.EVICT, {"cache": at.cache}, packed, timeout=timeout, released=False
             )
         except RequestError:  # nothing was changed
             self._vouched.restore(taken)
@@ -341,23 +420,15 @@ class Cache:
 
     def block_states(self, *, timeout: float = 5.0) -> BlockStates:
         """The state of every block."""
-        session, cache = self._use("block_states")
-
-        def read(frame: wire.Frame) -> BlockStates:
-            b = frame.body()
-            count = {k: wire.get(b, k, 0) for k in ("total", "leased", "committed", "revoking", "held")}
-            free = count["total"] - count["leased"] - count["committed"] - count["revoking"] - count["held"]
-            blocks, states, generations = wire.block_entries(frame.array)
-            return BlockStates(free=free, blocks=blocks, states=states, generations=generations, **count)
-
+        at = self._use("block_states")
         timeout = check_duration("block_states", timeout)
-        states: BlockStates = session.conn.request(
-            "block_states", wire.BLOCKS, {"cache": cache}, timeout=timeout, on_ok=read
+        states: BlockStates = at.session.conn.request(
+            "block_states", wire.BLOCKS, {"cache": at.cache}, timeout=timeout, on_ok=read_states
         )
         return states
 
     def drop(self, *, timeout: float = 30.0) -> None:
-        """Ends the cache: revokes and fences its leases and pushes, and gives the memory back.
+        """Ends the cache: revokes and fences its leases and transfers, and gives the memory back.
 
         When it returns, nothing can touch the memory any more. Views of it stay valid. A second call does
         nothing.
@@ -366,42 +437,54 @@ class Cache:
             DeadlineExceeded: not fenced in time (released=False); call it again.
             DaemonUnavailable: the daemon is lost (released=False); the cache stays, for reconnect.
         """
-        if self._attached is None:
+        at = self._attached
+        if at is None:
             self._client._check_fork()
             return
-        session, region, cache = self._attached
-        timeout = check_duration("drop", timeout)
-        end = time.monotonic() + timeout
-        for kind, body in ((wire.DROP_CACHE, {"cache": cache}), (wire.DEREGISTER_REGION, {"region": region})):
-            try:
-                left = max(0.001, end - time.monotonic())
-                session.conn.request("drop", kind, body, timeout=left, released=False)
-            except NotFound:  # an earlier call got as far, without an answer in its time
-                pass
-        session.fenced(self.name)
-        self._attached = None
-        self._client._forget(self)
-        self._mem.close()
+        self._give_back(
+            "drop",
+            timeout,
+            [(wire.DROP_CACHE, {"cache": at.cache}), (wire.DEREGISTER_REGION, {"region": at.region})],
+        )
 
     # What follows is called by the SDK.
 
-    def _spec(self) -> dict[str, Any]:
-        """The cache's part of REGISTER_CACHE, without the region."""
-        out: dict[str, Any] = {"model": self.model}
-        if self.revision:
-            out["revision"] = self.revision
-        if self.compat:
-            out["compat"] = self.compat
-        return {**out, "layout": self.layout._to_wire(), "num_blocks": self.num_blocks}
+    def _kind(self) -> dict[str, Any]:
+        """What must agree on both sides."""
+        return kind_of(self.model, self.revision, self.compat, self.layout)
 
-    def _check_memory(self, op: str) -> None:
-        self._client._check_fork()
-        if self._mem.fd < 0:
-            raise Closed("the cache was dropped or its client closed", op=op, region=self.name)
+    def _vouches(self) -> bytes:
+        # An array of one frame holds this many; blocks above are safe and only lost.
+        return self._vouched.packed()[: wire.MAX_ARRAY]
 
-    def _use(self, op: str) -> tuple[Session, int]:
-        self._client._check_fork()
-        if self._attached is None:
-            raise Closed("the cache was dropped or its client closed", op=op, region=self.name)
-        session, _, cache = self._attached
-        return session, cache
+    def _keep_only(self, served: memoryview) -> None:
+        self._vouched.keep_only(served)
+
+    def _register(
+        self, op: str, session: Session, vouches: bytes, deadline: float
+    ) -> tuple[Attachment, memoryview]:
+        region = self._hand_over(op, session, deadline)
+        body = {"name": self.name, "region": region, **self._kind(), "num_blocks": self.num_blocks}
+        if self.instance:
+            body |= {"instance": self.instance, "instance_key": wire.base64(self._instance_key)}
+        return declare_cache(session, op, body, vouches, deadline, self.layout.block_bytes, self)
+
+    def _on_granted(self, session: Session, body: dict[str, Any], packed: bytes) -> None:
+        ids = wire.u32s("blocks", packed)
+        if not len(ids) or max(ids) >= self.num_blocks:
+            raise wire.violation("blocks", f"allowed 0..{self.num_blocks - 1}, at least one")
+        number, lease_id = wire.get_id(body, "lease"), wire.get(body, "lease_id", "")
+        granted = Granted(number, "", lease_id, wire.get(body, "generation", 0), 0)
+        lease: AnyLease
+        if wire.get(body, "mode", "") == "read":
+            lease = ReadLease(session, granted, None, self.name, packed, 0, None, self)
+        else:
+            self._vouched.take(packed)
+            lease = Lease(
+                session, granted, None, self.name, self.layout.layers, packed, self._vouched, None, self
+            )
+        session.add_lease(number, lease)
+        self._granted.add(lease)
+
+    def _on_lost(self, error: KvxferError) -> None:
+        self._granted.lost(error)

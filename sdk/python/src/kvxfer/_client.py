@@ -3,83 +3,35 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, overload
 
 from . import _trace
 from . import _wire as wire
-from ._arguments import check_duration, check_name, check_text, check_timeout
+from ._arguments import check_duration, check_index, check_instance_key, check_name, check_timeout
+from ._blocks import BlockIds, pack
 from ._cache import Cache
 from ._connection import Connection
-from ._faults import (
-    AlreadyExists,
-    Closed,
-    DaemonUnavailable,
-    DeadlineExceeded,
-    Draining,
-    InvalidArgument,
-    KvxferError,
-    NotSupported,
-)
-from ._layout import Layout
+from ._faults import Closed, DaemonUnavailable, DeadlineExceeded, InvalidArgument, NotSupported
+from ._granted import AnyLease
+from ._keys import Keys, Lookup, pack_keys, read_lookup
+from ._layout import MAX_BLOCKS, MAX_LAYERS, Layout, check_kind, kind_of
+from ._lease import Lease
 from ._memory import Memory
-from ._pending import Completed, Pending
+from ._offer import ReadLease
+from ._pending import GRACE, Completed, Pending
+from ._ranges import MAX_REGION
+from ._reconnect import register_again, retry, served, tell_fenced
+from ._region import Region
+from ._registered import Registered, left
 from ._session import Session
 from ._status import Status, read_status
+from ._terms import LeaseTerms
 from ._version import __version__
-
-_T = TypeVar("_T")
-
-_MAX_TEXT = 1024
-
-
-def default_socket() -> str:
-    """KVXFER_SOCKET; else /run/kvxfer/kvxfer.sock for root, $XDG_RUNTIME_DIR/kvxfer/kvxfer.sock where that is
-    set, /tmp/kvxfer-<uid>/kvxfer.sock."""
-    named = os.environ.get("KVXFER_SOCKET")
-    if named:
-        return named
-    if os.getuid() == 0:
-        return "/run/kvxfer/kvxfer.sock"
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    return f"{runtime}/kvxfer/kvxfer.sock" if runtime else f"/tmp/kvxfer-{os.getuid()}/kvxfer.sock"
-
-
-def connect(
-    socket: str | os.PathLike[str] | None = None,
-    *,
-    timeout: float = 5.0,
-    tenant: str = "",
-    process: str | None = None,
-) -> Client:
-    """Attaches this process to its node's daemon.
-
-    Args:
-        socket: path of the daemon's Unix socket. None: the environment's KVXFER_SOCKET; else
-            /run/kvxfer/kvxfer.sock for root, $XDG_RUNTIME_DIR/kvxfer/kvxfer.sock where that is set,
-            /tmp/kvxfer-<uid>/kvxfer.sock.
-        timeout: seconds to connect, and for the answer to each later request that has no time-out of its own.
-        tenant: 1..64 of [A-Za-z0-9_.-], one that the daemon lets this user name; empty: the daemon's own.
-        process: this process's name in traces; None: the program's name.
-
-    Raises:
-        DaemonUnavailable: nobody listens there, or no answer in time.
-        VersionMismatch, FeatureRequired, PermissionDenied: the daemon and this client cannot work together.
-    """
-    if sys.byteorder != "little":
-        raise NotSupported("this host is big-endian", op="connect")
-    if tenant:
-        check_name("connect", "tenant", tenant)
-    if process is None:
-        process = os.path.basename(sys.argv[0] if sys.argv else "") or "python"
-    path = os.fspath(default_socket() if socket is None else socket)
-    return Client(path, check_duration("connect", timeout), tenant, _trace.clip(process, 128))
 
 
 class Client:
@@ -106,9 +58,9 @@ class Client:
         self.process = process
         self._completed = Completed()
         self._spans = _trace.Spans()
-        self._lock = threading.Lock()  # of _caches, _old and _closed
+        self._lock = threading.Lock()  # of _places, _old and _closed
         self._one_at_a_time = threading.Lock()  # reconnect
-        self._caches: list[Cache] = []
+        self._places: list[Registered] = []  # caches and regions
         self._old: list[Session] = []  # lost ones whose daemon may still touch memory
         self._closed = False
         self._session = self._greet(time.monotonic() + timeout)
@@ -165,6 +117,8 @@ class Client:
         num_blocks: int,
         revision: str = "",
         compat: str = "",
+        instance: str = "",
+        instance_key: bytes = b"",
         timeout: float = 30.0,
     ) -> Cache:
         """Allocates memory for a cache and hands it to the daemon.
@@ -177,6 +131,9 @@ class Client:
             revision: of the model, up to 1024 bytes.
             compat: the caller's own compatibility string (quantisation, adapter, draft model), up to 1024
                 bytes.
+            instance: the engine whose rank ``layout.tp_rank`` this is; "": of none.
+            instance_key: with instance, a secret of the engine's processes, 16..64 bytes: whoever shows it
+                may lease the blocks of every rank.
             timeout: seconds for the daemon's answers.
 
         Raises:
@@ -188,74 +145,168 @@ class Client:
         op = "allocate_cache"
         session = self._use(op)
         check_name(op, "name", name)
-        for field, text, least in (("model", model, 1), ("revision", revision, 0), ("compat", compat, 0)):
-            check_text(op, field, text, least, _MAX_TEXT)
-        if not isinstance(layout, Layout):
-            raise InvalidArgument(f"{layout!r:.80}, allowed a Layout", op=op, field="layout")
+        check_kind(op, model, revision, compat, layout)
         num_blocks = layout._check_num_blocks(num_blocks)
+        if instance != "" or instance_key != b"":
+            instance_key = check_instance_key(op, instance, instance_key)
         deadline = time.monotonic() + check_duration(op, timeout)
         memory = Memory(name, num_blocks * layout.block_bytes)
+        cache = Cache(self, name, model, revision, compat, layout, num_blocks, memory, instance, instance_key)
+        self._attach(op, session, cache, deadline)
+        return cache
+
+    def allocate_region(self, name: str, size: int, *, timeout: float = 30.0) -> Region:
+        """Allocates a raw region: memory without blocks, which is moved by byte ranges.
+
+        Args:
+            name: unique among this client's caches and regions, 1..64 of [A-Za-z0-9_.-].
+            size: bytes, 1..2**62; all of them are allocated now.
+            timeout: seconds for the daemon's answer.
+
+        Raises:
+            InvalidArgument, ResourceExhausted, AlreadyExists, MemoryRejected: as for :meth:`allocate_cache`.
+        """
+        op = "allocate_region"
+        session = self._use(op)
+        check_name(op, "name", name)
+        size = check_index(op, "size", size, 1, MAX_REGION)
+        deadline = time.monotonic() + check_duration(op, timeout)
+        region = Region(self, name, Memory(name, size, op, "size"), size)
+        self._attach(op, session, region, deadline)
+        return region
+
+    def _attach(self, op: str, session: Session, place: Registered, deadline: float) -> None:
+        """Hands new memory over, which is given up where that fails."""
         try:
-            cache = Cache(self, name, model, revision, compat, layout, num_blocks, memory)
-            region, number, _ = self._register(op, session, cache, b"", deadline)
+            attachment, _ = place._register(op, session, b"", deadline)
             with self._lock:
                 if self._closed:
                     raise Closed("the client was closed", op=op)
-                cache._attached = (session, region, number)
-                self._caches.append(cache)
-            return cache
+                place._attached = attachment
+                self._places.append(place)
         except BaseException:
-            memory.close()
+            place._mem.close()
             raise
 
-    def _register(
-        self, op: str, session: Session, cache: Cache, vouched: bytes, deadline: float
-    ) -> tuple[int, int, memoryview]:
-        """Makes region and cache known to a daemon: their ids, and the blocks that it serves again."""
-        conn = session.conn
+    # Instances and keys.
 
-        def undo(kind: int, key: str, number: int) -> None:
-            try:
-                conn.request_later(op, kind, {key: number})
-            except KvxferError:  # lost: the daemon ends everything of this connection
-                pass
+    @overload
+    def lease(
+        self,
+        *,
+        instance: str,
+        instance_key: bytes,
+        blocks: BlockIds,
+        mode: Literal["write"] = "write",
+        ttl: float = 30.0,
+        traceparent: str | None = None,
+        timeout: float = 15.0,
+    ) -> Lease: ...
 
-        region: int = conn.request(
-            op,
-            wire.REGISTER_REGION,
-            {"name": cache.name, "id": cache._mem.id, "kind": "memfd", "size": cache._mem.size},
-            fds=[cache._mem.fd],
-            timeout=_left(deadline),
-            on_ok=lambda f: wire.get_id(f.body(), "region"),
-            on_late=lambda r: undo(wire.DEREGISTER_REGION, "region", r),
+    @overload
+    def lease(
+        self,
+        *,
+        instance: str,
+        instance_key: bytes,
+        blocks: BlockIds,
+        mode: Literal["read"],
+        ttl: float = 30.0,
+        readers: int = 1,
+        traceparent: str | None = None,
+        timeout: float = 15.0,
+    ) -> ReadLease: ...
+
+    def lease(
+        self,
+        *,
+        instance: str,
+        instance_key: bytes,
+        blocks: BlockIds,
+        mode: str = "write",
+        ttl: float = 30.0,
+        readers: int = 1,
+        traceparent: str | None = None,
+        timeout: float = 15.0,
+    ) -> AnyLease:
+        """Leases the same blocks on every rank of an instance, under one ticket.
+
+        Any process that has the instance's key may ask, with memory of its own or without. Each rank's own
+        process hears of it, see :meth:`Cache.granted`. The lease is committed on every rank or on none.
+
+        Args:
+            instance: the engine's name, as its ranks gave it to :meth:`allocate_cache`.
+            instance_key: the engine's secret, 16..64 bytes.
+            blocks: ids, each once, the same on every rank; at most 16,384.
+            mode, ttl, readers, traceparent: as for :meth:`Cache.lease`.
+            timeout: seconds for the answer, for which the ranks' nodes are asked.
+
+        Raises:
+            InvalidArgument: names the field, and the index of a wrong block id.
+            NotFound: a rank is not there.
+            PermissionDenied: a wrong key.
+            BlocksBusy: a block is leased or being fenced on a rank, or, for writing, held.
+            DeadlineExceeded: no answer (released=False); the lease is revoked as soon as the answer comes.
+        """
+        session = self._use("lease")
+        key = check_instance_key("lease", instance, instance_key)
+        packed = pack("lease", blocks, MAX_BLOCKS)
+        terms = LeaseTerms(mode, ttl, readers, traceparent, timeout)
+        owner = {"instance": instance, "instance_key": wire.base64(key)}
+        if terms.mode == "read":
+            return terms.read(session, owner, packed, "", self)
+        return terms.write(session, owner, packed, "", MAX_LAYERS, None, self)
+
+    def lookup(
+        self,
+        keys: Keys,
+        *,
+        like: Cache | None = None,
+        model: str = "",
+        layout: Layout | None = None,
+        revision: str = "",
+        compat: str = "",
+        local_only: bool = False,
+        timeout: float = 1.0,
+    ) -> Lookup:
+        """Who holds the longest beginning of these keys?
+
+        Every node that is known to have a cache of that model is asked. The answer is a hint: blocks may be
+        evicted before they are read. Read them by ``cache.read(blocks, source=holder, keys=keys[:n])``.
+
+        Args:
+            keys: in order, 1..65536 of equal length, 1..255 bytes; see :func:`chain_keys`.
+            like: the cache that the blocks would be read into; only caches that agree with it are holders.
+            model, layout, revision, compat: instead of like.
+            local_only: ask no other node.
+            timeout: seconds after which nodes that have not answered are listed as unasked.
+
+        Raises:
+            InvalidArgument: names the field, and the index of a wrong key.
+            DeadlineExceeded: the own daemon does not answer.
+        """
+        op = "lookup"
+        session = self._use(op)
+        data, key_bytes, _ = pack_keys(op, keys)
+        if isinstance(like, Cache):
+            if (model, layout, revision, compat) != ("", None, "", ""):
+                raise InvalidArgument("allowed alone, or model and layout", op=op, field="like")
+            kind = like._kind()
+        elif like is None:
+            check_kind(op, model, revision, compat, layout)
+            assert layout is not None
+            kind = kind_of(model, revision, compat, layout)
+        else:
+            raise InvalidArgument(f"{like!r:.80}, allowed a Cache", op=op, field="like")
+        timeout = check_duration(op, timeout)
+        body = {**kind, "key_bytes": key_bytes}
+        if local_only:
+            body["local_only"] = True
+        body["timeout_ms"] = wire.milliseconds(timeout)
+        found: Lookup = session.conn.request(
+            op, wire.LOOKUP, body, data, timeout=timeout + GRACE, on_ok=read_lookup
         )
-
-        def registered(frame: wire.Frame) -> tuple[int, memoryview]:
-            b = frame.body()
-            if wire.get_id(b, "block_bytes") != cache.layout.block_bytes:
-                raise wire.violation("block_bytes", f"{b['block_bytes']}, want {cache.layout.block_bytes}")
-            return wire.get_id(b, "cache"), wire.u32s("served", frame.array)
-
-        def too_late(value: tuple[int, memoryview]) -> None:
-            undo(wire.DROP_CACHE, "cache", value[0])
-            undo(wire.DEREGISTER_REGION, "region", region)
-
-        try:
-            number, served = conn.request(
-                op,
-                wire.REGISTER_CACHE,
-                {"name": cache.name, "region": region, **cache._spec()},
-                vouched,
-                timeout=_left(deadline),
-                on_ok=registered,
-                on_late=too_late,
-            )
-        except DeadlineExceeded:  # too_late undoes both
-            raise
-        except KvxferError:
-            undo(wire.DEREGISTER_REGION, "region", region)
-            raise
-        return region, number, served
+        return found
 
     # The daemon.
 
@@ -274,13 +325,19 @@ class Client:
         return status
 
     def completed(self) -> list[Pending[Any]]:
-        """Everything that has ended since the last call: leases, pushes and the pending things that were
-        handed out.
+        """Everything that has ended since the last call, each thing once: leases, advertisements, transfers,
+        and the pending things that were handed out (revocations, renewals, releases, layers, holders' ends).
 
-        Until the first call only the newest 4,096 are kept.
+        Until the first call only the newest 4,096 are kept, so that a program that never asks does not grow.
         """
         self._check_fork()
         return self._completed.take()
+
+    def fileno(self) -> int:
+        """A file descriptor that is readable while :meth:`completed` has something to report. It belongs to
+        this object: never read or close it."""
+        self._check_fork()
+        return self._completed.fileno()
 
     def daemon_exited(self, timeout: float = 0.0) -> bool:
         """Whether the daemon's process has really ended, waiting up to timeout seconds for it.
@@ -321,56 +378,27 @@ class Client:
             old = self._session
             self._check_open("reconnect")
             with self._lock:
-                caches = list(self._caches)
+                places = list(self._places)
             # A daemon that has just died leaves a connection whose end was not read yet.
             if old.conn.alive and not old.conn.daemon_exited(0):
-                return {c.name: _ids(c._vouched.packed()) for c in caches}
+                return served(places)
             old.conn.ended.wait(max(0.0, deadline - time.monotonic()))  # its handles have their outcome
-            session = self._retry(lambda: self._greet(deadline), deadline)
+            session = retry(lambda: self._greet(deadline), deadline, self._is_closed)
             try:
-                made = {c: self._register_again(session, c, deadline) for c in caches}
+                made = register_again(session, places, deadline, self._is_closed)
                 with self._lock:
                     self._check_open("reconnect")
                     self._session = session
                     self._old = olds = [s for s in (*self._old, old) if s.awaits_exit()]
-                    for c, (region, number) in made.items():
-                        if c in self._caches:
-                            c._attached = (session, region, number)
+                    for p, attachment in made.items():
+                        if p in self._places:
+                            p._attached = attachment
             except BaseException:
                 _end(session.conn)
                 raise
-            for c in caches:
-                for s in olds:
-                    # The same daemon gives a cache's name out again only when everything of its old session
-                    # is fenced. Of another one only its exit says so, which the old session's thread watches;
-                    # where the exit cannot be seen, the node's rule counts: it starts only when its
-                    # predecessor is gone.
-                    unseen = s.conn.daemon_exited(0) is None and s.node == session.node
-                    if s.epoch == session.epoch or unseen:
-                        s.fenced(c.name)
+            tell_fenced(session, places, olds)
             session.flush_spans()
-            return {c.name: _ids(c._vouched.packed()) for c in caches}
-
-    def _register_again(self, session: Session, cache: Cache, deadline: float) -> tuple[int, int]:
-        # An array of one frame holds this many vouches; blocks above are safe and only lost.
-        vouched = cache._vouched.packed()[: wire.MAX_ARRAY]
-        region, number, served = self._retry(
-            lambda: self._register("reconnect", session, cache, vouched, deadline), deadline
-        )
-        cache._vouched.keep_only(served)
-        return region, number
-
-    def _retry(self, fn: Callable[[], _T], deadline: float) -> _T:
-        """Repeats fn while the daemon restarts or still ends the old session."""
-        pause = 0.02
-        while True:
-            try:
-                return fn()
-            except (DaemonUnavailable, Draining, AlreadyExists, DeadlineExceeded):
-                if time.monotonic() + pause >= deadline or self._closed:
-                    raise
-            time.sleep(pause)
-            pause = min(2 * pause, 0.5)
+            return served(places)
 
     # Tracing.
 
@@ -405,7 +433,7 @@ class Client:
             if self._closed:
                 return
             self._closed = True
-            caches, self._caches = self._caches, []
+            places, self._places = self._places, []
             sessions = [self._session, *self._old]
             self._old = []
         self._session.flush_spans()
@@ -414,9 +442,9 @@ class Client:
             s.conn.close()
         for s in sessions:
             s.conn.dispose(5.0)
-        for c in caches:
-            c._attached = None
-            c._mem.close()
+        for p in places:
+            p._attached = None
+            p._mem.close()
 
     # What follows is called by the SDK.
 
@@ -426,11 +454,14 @@ class Client:
     def _check_fork(self) -> None:
         self._session.conn.check_fork()
 
-    def _forget(self, cache: Cache) -> None:
-        """A cache was dropped."""
+    def _is_closed(self) -> bool:
+        return self._closed
+
+    def _forget(self, place: Registered) -> None:
+        """A cache or region was given back."""
         with self._lock:
-            if cache in self._caches:
-                self._caches.remove(cache)
+            if place in self._places:
+                self._places.remove(place)
 
     def _greet(self, deadline: float) -> Session:
         body = {
@@ -444,7 +475,7 @@ class Client:
         conn = Connection(self.socket, deadline)
         session = Session(conn, self._completed, self._spans)
         try:
-            session.hello(body, _left(deadline))
+            session.hello(body, left(deadline))
             return session
         except DeadlineExceeded:
             _end(conn)
@@ -472,12 +503,3 @@ class Client:
 def _end(conn: Connection) -> None:
     conn.close()
     conn.dispose(1.0)
-
-
-def _left(deadline: float) -> float:
-    return max(0.001, deadline - time.monotonic())
-
-
-def _ids(vouches: bytes) -> memoryview:
-    """The block ids of packed vouches."""
-    return memoryview(vouches).cast("I")[0::4]

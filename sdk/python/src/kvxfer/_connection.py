@@ -154,9 +154,13 @@ class Connection:
         kind: int,
         body: dict[str, Any],
         on_done: Callable[[KvxferError | None], None] | None = None,
+        *,
+        data: bytes = b"",
+        on_ok: Callable[[wire.Frame], Any] | None = None,
     ) -> None:
-        """Asks without waiting; on_done runs in the connection's thread with the error, or None."""
-        self._submit(Call(op, None, None, on_done), kind, body, b"", ())
+        """Asks without waiting. In the connection's thread on_ok gets the answer, then on_done the error, or
+        None; on_done alone where the connection is lost."""
+        self._submit(Call(op, on_ok, None, on_done), kind, body, data, ())
 
     def notify(self, kind: int, body: dict[str, Any] | None, data: bytes = b"") -> None:
         """Sends a frame that has no answer. Never blocks."""

@@ -1,4 +1,4 @@
-"""What leases and pushes have in common: they end, and their memory is reusable then or only later."""
+"""What permissions and transfers have in common: they end, and their memory is reusable then or later."""
 
 from __future__ import annotations
 
@@ -20,14 +20,19 @@ class Fence(Pending[None]):
 
 
 class Held(Pending[T]):
-    """A lease or a push. Ending is not the same as being reusable: see :attr:`released`."""
+    """A permission or a transfer. Ending is not the same as being reusable: see :attr:`released`."""
+
+    #: Whether the exit of this node's daemon is a fence: it is, wherever the memory is this process's own.
+    _exit_fences = True
+    #: Whether the memory is a cache's, which traces name.
+    _of_cache = True
 
     def __init__(
-        self, session: Session, op: str, deadline: float, cache_name: str, span: Span | None
+        self, session: Session, op: str, deadline: float | None, place: str, span: Span | None
     ) -> None:
         super().__init__(session, op, deadline)
         self._session = session
-        self._cache_name = cache_name
+        self._place = place  # the name of the cache or region
         self._span = span
         self._released = False
         self._release = Fence(session, f"{op}.released", None)
@@ -47,7 +52,7 @@ class Held(Pending[T]):
     def when_released(self) -> Pending[None]:
         """Ends when :attr:`released` becomes True; it has no deadline of its own."""
         self._session.check_fork()
-        self._release._quiet = False
+        self._release._hand_out()
         return self._release
 
     def wait_released(self, timeout: float = 30.0) -> None:
@@ -66,8 +71,8 @@ class Held(Pending[T]):
         self._tell_released()
 
     def _dropped(self) -> KvxferError:
-        """The error of what the end of its cache has ended."""
-        return Cancelled("the cache was dropped", op=self._op, may_have_written=True, released=True)
+        """The error of what the end of its memory has ended."""
+        return Cancelled("its memory was given back", op=self._op, may_have_written=True, released=True)
 
     def _timed_out(self) -> KvxferError:
         return DeadlineExceeded("still pending when the wait ended", op=self._op, released=self._released)
@@ -96,4 +101,5 @@ class Held(Pending[T]):
         return super()._end(value, error)
 
     def _describe(self, span: Span, value: T | None) -> None:
-        span.set("kvxfer.cache", self._cache_name)
+        if self._place and self._of_cache:
+            span.set("kvxfer.cache", self._place)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, fields
+from typing import Any
 
+from ._arguments import check_text
 from ._faults import InvalidArgument
 
 MAX_BLOCKS = 1 << 24
 MAX_CACHE_BYTES = 1 << 62
+MAX_LAYERS = 1 << 10
+#: Bytes of model, revision and compat.
+MAX_TEXT = 1024
 _LIMITS = {
-    "layers": 1 << 10,
+    "layers": MAX_LAYERS,
     "kv_heads": 1 << 10,
     "head_dim": 1 << 14,
     "block_tokens": 1 << 12,
@@ -118,6 +123,24 @@ class Layout:
         names = ("layers", "kv_heads", "head_dim", "dtype", "block_tokens", "order", "tp_rank", "tp_size")
         assert len(names) == len(fields(self))
         return {name: getattr(self, name) for name in names}
+
+
+def check_kind(op: str, model: str, revision: str, compat: str, layout: object) -> None:
+    """What must agree on both sides of a transfer; InvalidArgument names the field."""
+    for field, text, least in (("model", model, 1), ("revision", revision, 0), ("compat", compat, 0)):
+        check_text(op, field, text, least, MAX_TEXT)
+    if not isinstance(layout, Layout):
+        raise InvalidArgument(f"{layout!r:.80}, allowed a Layout", op=op, field="layout")
+
+
+def kind_of(model: str, revision: str, compat: str, layout: Layout) -> dict[str, Any]:
+    """What must agree on both sides of a transfer, as it travels."""
+    out: dict[str, Any] = {"model": model}
+    if revision:
+        out["revision"] = revision
+    if compat:
+        out["compat"] = compat
+    return {**out, "layout": layout._to_wire()}
 
 
 def _invalid(field: str, detail: str, prefix: str = "layout.") -> InvalidArgument:

@@ -113,6 +113,13 @@ class Pending(Generic[T]):
 
     # What follows is called by the SDK.
 
+    def _hand_out(self) -> None:
+        """A caller gets it now: its end is reported, also when that was before."""
+        with self._mutex:
+            quiet, self._quiet = self._quiet, False
+            if quiet and self._done:
+                self._owner.completed(self)
+
     def _state(self) -> str:
         if not self._done:
             return "pending"
@@ -167,15 +174,21 @@ class Pending(Generic[T]):
                 self._watchers.remove(w)
 
     def _wait_done(self, timeout: float | None) -> bool:
-        if timeout is None:
-            # The session's thread ends it at its deadline; GRACE more is for a machine that is busy. The
-            # bound itself makes that not even a defect of that thread could let a caller hang.
-            left = DEFAULT_WAIT if self._deadline is None else self._deadline - time.monotonic() + GRACE
-            timeout = max(left, 0.0)
         event = threading.Event()
         self._watch(event.set)
         try:
-            event.wait(timeout)
+            if timeout is not None:
+                event.wait(timeout)
+            else:
+                # The session's thread ends it at its deadline; GRACE more is for a machine that is busy. The
+                # bound itself makes that not even a defect of that thread could let a caller hang. A renewal
+                # may move the deadline meanwhile.
+                until = None
+                while until != self._deadline or until is None:
+                    until = self._deadline
+                    left = DEFAULT_WAIT if until is None else until - time.monotonic() + GRACE
+                    if event.wait(max(left, 0.0)) or until is None:
+                        break
         finally:
             self._unwatch(event.set)
         self._owner.check_fork()
@@ -191,15 +204,30 @@ class Completed:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._list: deque[Pending[Any]] = deque(maxlen=4096)
+        self._fd = -1
 
     def add(self, pending: Pending[Any]) -> None:
         with self._lock:
             self._list.append(pending)
+            if self._fd >= 0 and len(self._list) == 1:
+                os.eventfd_write(self._fd, 1)
 
     def take(self) -> list[Pending[Any]]:
         with self._lock:
             out, self._list = list(self._list), deque()
+            if out and self._fd >= 0:
+                os.eventfd_read(self._fd)
         for pending in out:
             with pending._mutex:  # it was added in the middle of its end: wait for the rest
                 pass
         return out
+
+    def fileno(self) -> int:
+        with self._lock:
+            if self._fd < 0:
+                self._fd = os.eventfd(1 if self._list else 0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            return self._fd
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:
+            os.close(self._fd)

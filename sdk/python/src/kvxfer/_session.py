@@ -1,4 +1,4 @@
-"""One greeted connection and the leases and pushes on it."""
+"""One greeted connection and the permissions and transfers on it."""
 
 from __future__ import annotations
 
@@ -18,26 +18,35 @@ _SPAN_DELAY = 1.0
 
 
 class Handle(Protocol):
-    """A lease or a push, as its session sees it."""
+    """A permission or a transfer, as its session sees it."""
 
-    _cache_name: str
+    _place: str
+    _exit_fences: bool
 
     def _on_lost(self, error: KvxferError) -> None: ...
     def _on_fenced(self) -> None: ...
 
 
-class LeaseHandle(Handle, Protocol):
-    """A lease as events see it."""
+class GrantHandle(Handle, Protocol):
+    """A permission as events see it; _on_ended says whether its memory is released."""
 
     def _on_layers(self, layers: memoryview) -> None: ...
-    def _on_ended(self, body: dict[str, Any], notification: bytes) -> None: ...
+    def _on_holder(self, body: dict[str, Any], notification: bytes) -> None: ...
+    def _on_ended(self, body: dict[str, Any], notification: bytes) -> bool: ...
 
 
-class PushHandle(Handle, Protocol):
-    """A push as events see it; _on_transfer says whether its memory is released."""
+class TransferHandle(Handle, Protocol):
+    """A transfer as events see it; _on_transfer says whether its memory is released."""
 
     def _on_transfer(self, body: dict[str, Any]) -> bool: ...
     def _on_released(self) -> None: ...
+
+
+class CacheHandle(Protocol):
+    """A cache that hears of leases which other processes of its engine took."""
+
+    def _on_granted(self, session: Session, body: dict[str, Any], packed: bytes) -> None: ...
+    def _on_lost(self, error: KvxferError) -> None: ...
 
 
 class Session:
@@ -50,8 +59,11 @@ class Session:
         self.conn = conn
         self.spans = spans
         self._completed = completed
-        self._leases: dict[int, LeaseHandle] = {}
-        self._pushes: dict[int, PushHandle] = {}
+        self._leases: dict[int, GrantHandle] = {}
+        self._transfers: dict[int, TransferHandle] = {}
+        self._asked: set[TransferHandle] = set()  # whose request is not answered and nobody waits for
+        # Weak: the thread holds the session, and nothing but its users may keep a client alive.
+        self._caches: weakref.WeakValueDictionary[int, CacheHandle] = weakref.WeakValueDictionary()
         self.node = self.epoch = self.boot_id = self.software = self.tenant = ""
         self.version = 0
 
@@ -84,11 +96,22 @@ class Session:
 
     # Handles. They are added by the connection's thread, in the order of its frames.
 
-    def add_lease(self, lease: int, handle: LeaseHandle) -> None:
+    def add_lease(self, lease: int, handle: GrantHandle) -> None:
         self._leases[lease] = handle
 
-    def add_push(self, transfer: int, handle: PushHandle) -> None:
-        self._pushes[transfer] = handle
+    def add_transfer(self, transfer: int, handle: TransferHandle) -> None:
+        self._transfers[transfer] = handle
+
+    def add_cache(self, cache: int, handle: CacheHandle) -> None:
+        self._caches[cache] = handle
+
+    def asked(self, handle: TransferHandle) -> None:
+        """Before a transfer's request is sent: from here on its memory may be touched."""
+        self._asked.add(handle)
+
+    def answered(self, handle: TransferHandle) -> None:
+        """The request has its answer."""
+        self._asked.discard(handle)
 
     def end_later(self, when: float, handle: Any, method: str) -> None:
         """Calls a method of a handle at that time, without keeping the handle alive until then."""
@@ -101,16 +124,20 @@ class Session:
 
         self.conn.call_at(when, due)
 
-    def fenced(self, cache_name: str) -> None:
-        """Every handle on that cache is fenced: the daemon dropped the cache, or this session's daemon is
-        gone."""
+    def fenced(self, place: str) -> None:
+        """Every handle on that cache or region is fenced: the daemon gave it back, or this session's daemon
+        is gone."""
         ended: list[Handle] = []
-        for lease, handle in list(self._leases.items()):
-            if handle._cache_name == cache_name and self._leases.pop(lease, None) is not None:
-                ended.append(handle)
-        for transfer, push in list(self._pushes.items()):
-            if push._cache_name == cache_name and self._pushes.pop(transfer, None) is not None:
-                ended.append(push)
+        for lease, grant in list(self._leases.items()):
+            if grant._place == place and self._leases.pop(lease, None) is not None:
+                ended.append(grant)
+        for number, transfer in list(self._transfers.items()):
+            if transfer._place == place and self._transfers.pop(number, None) is not None:
+                ended.append(transfer)
+        for transfer in list(self._asked):
+            if transfer._place == place:
+                self._asked.discard(transfer)
+                ended.append(transfer)
         for h in ended:
             h._on_fenced()
         if not self.conn.alive:
@@ -121,42 +148,58 @@ class Session:
     def on_event(self, frame: wire.Frame) -> None:
         if frame.kind == wire.EVENT_LAYERS:
             lease, layers = wire.layers_visible(frame.array)
-            entry = self._leases.get(lease)
-            if entry is not None:
-                entry._on_layers(layers)
+            grant = self._leases.get(lease)
+            if grant is not None:
+                grant._on_layers(layers)
+        elif frame.kind == wire.EVENT_HOLDER:
+            body = frame.body()
+            grant = self._leases.get(wire.get_id(body, "lease"))
+            if grant is not None:
+                grant._on_holder(body, frame.array)
         elif frame.kind == wire.EVENT_LEASE:
             body = frame.body()
-            ended = self._leases.pop(wire.get_id(body, "lease"), None)
-            if ended is not None:
-                ended._on_ended(body, frame.array)
+            lease = wire.get_id(body, "lease")
+            grant = self._leases.get(lease)
+            if grant is not None and grant._on_ended(body, frame.array):
+                self._leases.pop(lease, None)
         elif frame.kind == wire.EVENT_TRANSFER:
             body = frame.body()
-            transfer = wire.get_id(body, "transfer")
-            push = self._pushes.get(transfer)
-            if push is not None and push._on_transfer(body):
-                self._pushes.pop(transfer, None)
+            number = wire.get_id(body, "transfer")
+            transfer = self._transfers.get(number)
+            if transfer is not None and transfer._on_transfer(body):
+                self._transfers.pop(number, None)
         elif frame.kind == wire.EVENT_RELEASED:
-            released = self._pushes.pop(wire.get_id(frame.body(), "transfer"), None)
+            released = self._transfers.pop(wire.get_id(frame.body(), "transfer"), None)
             if released is not None:
                 released._on_released()
+        elif frame.kind == wire.EVENT_GRANTED:
+            body = frame.body()
+            cache = self._caches.get(wire.get_id(body, "cache"))
+            if cache is not None:
+                cache._on_granted(self, body, frame.array)
         # An event of another kind comes from a newer daemon and says nothing that this version needs.
 
     def on_lost(self, error: KvxferError) -> None:
         for handle in self._handles():
             handle._on_lost(again(error, op=error.op, released=False))
+        for cache in list(self._caches.values()):
+            cache._on_lost(error)
+        # Of memory on other nodes no word will come on this connection.
+        self._leases = {n: h for n, h in self._leases.items() if h._exit_fences}
 
     def on_daemon_exit(self) -> None:
         handles = self._handles()
         self._leases.clear()
-        self._pushes.clear()
+        self._transfers.clear()
+        self._asked.clear()
         for handle in handles:
             handle._on_fenced()
 
     def awaits_exit(self) -> bool:
-        return bool(self._leases or self._pushes)
+        return bool(self._leases or self._transfers or self._asked)
 
     def _handles(self) -> list[Handle]:
-        return [*self._leases.values(), *self._pushes.values()]
+        return [*self._leases.values(), *self._transfers.values(), *self._asked]
 
     # Spans.
 

@@ -6,6 +6,7 @@ request carries an id that its answer repeats; an event carries 0.
 
 from __future__ import annotations
 
+import binascii
 import json
 import struct
 from collections.abc import Iterator
@@ -27,17 +28,12 @@ MAX_NOTIFICATION = 64 << 10
 FLAG_NO_REPLY = 1
 
 HELLO, HELLO_OK, ERROR, OK, PING = 0x01, 0x02, 0x03, 0x04, 0x05
-REGISTER_REGION, DEREGISTER_REGION, REGISTER_CACHE, DROP_CACHE, BLOCKS, EVICT = (
-    0x10,
-    0x11,
-    0x12,
-    0x13,
-    0x14,
-    0x15,
-)
-LEASE, REVOKE = 0x20, 0x21
-PUSH, PUSH_LAYER, PUSH_FINISH, PUSH_CANCEL = 0x30, 0x31, 0x32, 0x33
+REGISTER_REGION, DEREGISTER_REGION, REGISTER_CACHE, DROP_CACHE = 0x10, 0x11, 0x12, 0x13
+BLOCKS, EVICT, PUBLISH, LOOKUP, OPEN = 0x14, 0x15, 0x16, 0x17, 0x18
+LEASE, REVOKE, RENEW, ADVERTISE = 0x20, 0x21, 0x22, 0x23
+PUSH, PUSH_LAYER, PUSH_FINISH, PUSH_CANCEL, PULL, SCATTER = 0x30, 0x31, 0x32, 0x33, 0x34, 0x35
 EVENT_LAYERS, EVENT_LEASE, EVENT_TRANSFER, EVENT_RELEASED = 0x40, 0x41, 0x42, 0x43
+EVENT_HOLDER, EVENT_GRANTED = 0x44, 0x45
 SPANS, STATUS = 0x50, 0x51
 
 # magic u32, version u8, kind u8, flags u16, request u64, JSON bytes u32, array bytes u32, fds u16, 6 reserved
@@ -148,6 +144,34 @@ def get_strings(body: dict[str, Any], key: str) -> tuple[str, ...]:
     if not isinstance(v, list) or not all(isinstance(x, str) for x in v):
         raise violation(key, "no list of strings")
     return tuple(v)
+
+
+def get_objects(body: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    """A list of objects; absent or null is empty."""
+    v = body.get(key)
+    if v is None:
+        return []
+    if not isinstance(v, list) or not all(isinstance(x, dict) for x in v):
+        raise violation(key, "no list of objects")
+    return v
+
+
+def get_error(body: dict[str, Any]) -> dict[str, Any] | None:
+    """The error object of an event; None where all went well."""
+    v = body.get("error")
+    if v is not None and not isinstance(v, dict):
+        raise violation("error", "no JSON object")
+    return v
+
+
+def base64(data: bytes) -> str:
+    """Bytes inside a JSON body."""
+    return binascii.b2a_base64(data, newline=False).decode()
+
+
+def milliseconds(seconds: float) -> int:
+    """A duration as it travels: at least one millisecond."""
+    return max(1, round(seconds * 1000))
 
 
 def pack_layer_part(transfer: int, layer: int, first: int, count: int) -> bytes:
