@@ -188,7 +188,7 @@ func TestGuestIsServed(t *testing.T) {
 	assert.Equal(t, fault.ProtocolViolation, r.status)
 }
 
-// host is an initiator with the test in the target's place.
+// A target that keeps no rule ends its own session: what was pending is lost with it, typed.
 func TestViolationsOfATarget(t *testing.T) {
 	list := func(k frameKind, items ...[]byte) []byte {
 		b := appendList(nil, k, len(items))
