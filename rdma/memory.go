@@ -40,10 +40,11 @@ type Memory struct {
 	Len  uint64         // bytes
 	Name string         // for errors; the region's name
 
-	// FD is a descriptor of the memory object, open as long as the region; 0: none. Of MemoryHost it is the memfd whose first
-	// byte is at Base, for providers that hand memory to another process; of MemoryProcess the /proc/PID/mem.
-	FD   int
-	Addr uint64 // MemoryProcess: where the region begins in that process's address space
+	// FD is a descriptor of the memory object, open as long as the region; 0: none. Of MemoryHost it is the memfd whose byte
+	// Offset is at Base, for providers that hand memory to another process; of MemoryProcess the /proc/PID/mem.
+	FD     int
+	Offset uint64 // MemoryHost with FD: where the region begins in the memfd; adopted memory seldom begins at a page
+	Addr   uint64 // MemoryProcess: where the region begins in that process's address space
 }
 
 // Span is a part of a region: byte offset and length.

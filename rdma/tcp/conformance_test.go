@@ -14,39 +14,39 @@ import (
 )
 
 // TestConformance runs the contract's suite. Every session has a relay of its own, which cuts it or holds its bytes.
-func TestConformance(t *testing.T) {
-	fabrictest.Run(t, fabrictest.Harness{New: func(t testing.TB, clock rdma.Clock) fabrictest.Pair {
-		a, b := suiteNode(t, clock), suiteNode(t, clock)
-		var ids atomic.Uint64
-		var mu sync.Mutex
-		relays := map[rdma.Initiator]*relay{}
-		connect := func(t testing.TB, from, to *suiteProvider) fabrictest.Session {
-			s := fabrictest.Session{InitiatorID: rdma.SessionID(ids.Add(1)), TargetID: rdma.SessionID(ids.Add(1))}
-			var params []byte
-			var err error
-			s.Target, params, err = to.Accept(s.TargetID)
-			require.NoError(t, err)
-			r := newRelay(t, to.addr)
-			s.Initiator, err = from.Connect(t.Context(), s.InitiatorID, r.ln.Addr().String(), params)
-			require.NoError(t, err)
-			mu.Lock()
-			relays[s.Initiator] = r
-			mu.Unlock()
-			return s
-		}
-		of := func(s fabrictest.Session) *relay {
-			mu.Lock()
-			defer mu.Unlock()
-			return relays[s.Initiator]
-		}
-		return fabrictest.Pair{
-			A: a, B: b,
-			Connect:     func(t testing.TB) fabrictest.Session { return connect(t, a, b) },
-			ConnectBack: func(t testing.TB) fabrictest.Session { return connect(t, b, a) },
-			Cut:         func(s fabrictest.Session) { of(s).cut() },
-			Stall:       func(s fabrictest.Session) func() { return of(s).stall() },
-		}
-	}})
+func TestConformance(t *testing.T) { fabrictest.Run(t, fabrictest.Harness{New: suitePair}) }
+
+func suitePair(t testing.TB, clock rdma.Clock) fabrictest.Pair {
+	a, b := suiteNode(t, clock), suiteNode(t, clock)
+	var ids atomic.Uint64
+	var mu sync.Mutex
+	relays := map[rdma.Initiator]*relay{}
+	connect := func(t testing.TB, from, to *suiteProvider) fabrictest.Session {
+		s := fabrictest.Session{InitiatorID: rdma.SessionID(ids.Add(1)), TargetID: rdma.SessionID(ids.Add(1))}
+		var params []byte
+		var err error
+		s.Target, params, err = to.Accept(s.TargetID)
+		require.NoError(t, err)
+		r := newRelay(t, to.addr)
+		s.Initiator, err = from.Connect(t.Context(), s.InitiatorID, r.ln.Addr().String(), params)
+		require.NoError(t, err)
+		mu.Lock()
+		relays[s.Initiator] = r
+		mu.Unlock()
+		return s
+	}
+	of := func(s fabrictest.Session) *relay {
+		mu.Lock()
+		defer mu.Unlock()
+		return relays[s.Initiator]
+	}
+	return fabrictest.Pair{
+		A: a, B: b,
+		Connect:     func(t testing.TB) fabrictest.Session { return connect(t, a, b) },
+		ConnectBack: func(t testing.TB) fabrictest.Session { return connect(t, b, a) },
+		Cut:         func(s fabrictest.Session) { of(s).cut() },
+		Stall:       func(s fabrictest.Session) func() { return of(s).stall() },
+	}
 }
 
 // suiteProvider is a provider with its peer port; the suite closes the provider.

@@ -24,8 +24,11 @@ type lane struct {
 }
 
 const (
-	txCtl   = 8 << 10 // of a lane's control memory; the rest is the receiver's
-	laneCtl = 16 << 10
+	// A lane's control memory: the sender's part, the receiver's, and a scratch for each, whose pages cost nothing until
+	// memory of another process is moved.
+	txCtl   = 8 << 10
+	bothCtl = 16 << 10
+	laneCtl = bothCtl + 2*processScratch
 )
 
 // setup prepares an accepted or dialled connection that is past its hello.
@@ -35,8 +38,9 @@ func (p *Provider) setup(l *lane, index int, conn net.Conn, raw syscall.RawConn)
 		return fault.Wrap(fault.Internal, "map control memory", err)
 	}
 	l.index, l.conn, l.raw, l.ctl = index, conn, raw, ctl
-	l.tx.init(raw, ctl[:txCtl], p.filler)
-	l.rx.init(raw, ctl[txCtl:], p.sink)
+	scratch := ctl[bothCtl:]
+	l.tx.init(raw, ctl[:txCtl], p.filler, scratch[:processScratch])
+	l.rx.init(raw, ctl[txCtl:bothCtl], p.sink, scratch[processScratch:])
 	l.users.Store(2)
 	return nil
 }
