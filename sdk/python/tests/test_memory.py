@@ -144,7 +144,7 @@ def test_allocation_failures(
     open_before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(kvxfer.ResourceExhausted, match="are available"):
         client.allocate_cache("x", model="m", layout=LAYOUT, num_blocks=1 << 24)
-    monkeypatch.setattr(_memory, "_check_available", lambda size: None)
+    monkeypatch.setattr(_memory, "check_available", lambda op, field, size: None)
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")

@@ -54,6 +54,7 @@ REST = [
     "Status",
     "Layout",
     "Cache",
+    "AdoptedRegion",
     "BlockStates",
     "Lease",
     "LeaseResult",
@@ -64,10 +65,11 @@ REST = [
     "__version__",
 ]
 MEMBERS = {
-    "Client": "allocate_cache boot_id close completed daemon_exited epoch node ping reconnect span status"
-    " version",
+    "Client": "allocate_cache boot_id close completed daemon_exited epoch node ping reconnect"
+    " register_cache register_region span status version",
     "Layout": "block_bytes layer_shape order piece_bytes plane_block_bytes planes tp_rank tp_size",
-    "Cache": "block_states drop evict layer lease memory write",
+    "Cache": "block_states drop evict guarantee layer lease memory write",
+    "AdoptedRegion": "close region_id",
     "Lease": "exception fileno layer poll released revoke transfer_id visible_layers wait wait_layer"
     " wait_released when_released",
     "Push": "cancel exception fileno finish layer poll released wait wait_released when_released",

@@ -27,6 +27,7 @@ from ._layout import Layout
 from ._lease import Lease, LeaseResult
 from ._pending import Pending
 from ._push import Push, TransferResult
+from ._register import AdoptedRegion
 from ._status import Status
 from ._trace import Span
 from ._version import __version__
@@ -40,6 +41,7 @@ __all__ = [
     "Status",
     "Layout",
     "Cache",
+    "AdoptedRegion",
     "BlockStates",
     "Lease",
     "LeaseResult",

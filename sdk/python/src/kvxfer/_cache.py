@@ -55,7 +55,7 @@ class BlockStates:
 
 
 class Cache:
-    """A cache of ``num_blocks`` blocks, from :meth:`Client.allocate_cache`.
+    """A cache of ``num_blocks`` blocks, from :meth:`Client.allocate_cache` or :meth:`Client.register_cache`.
 
     Attributes:
         name: unique on the node.
@@ -93,6 +93,12 @@ class Cache:
         return f"<kvxfer.Cache {self.name!r} {self.num_blocks} blocks of {self.layout.block_bytes} bytes>"
 
     # Memory.
+
+    @property
+    def guarantee(self) -> str:
+        """What is promised of the memory: "full", or "live-client-only" (see
+        :meth:`Client.register_cache`)."""
+        return self._mem.guarantee
 
     @property
     def memory(self) -> memoryview:

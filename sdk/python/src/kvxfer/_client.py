@@ -30,6 +30,7 @@ from ._faults import (
 from ._layout import Layout
 from ._memory import Memory
 from ._pending import Completed, Pending
+from ._register import AdoptedRegion, Registering
 from ._session import Session
 from ._status import Status, read_status
 from ._version import __version__
@@ -81,7 +82,7 @@ def connect(
     return Client(path, check_duration("connect", timeout), tenant, _trace.clip(process, 128))
 
 
-class Client:
+class Client(Registering):
     """A connection to the node's daemon, from :func:`connect`. Any number of threads may use it.
 
     Calls that ask the daemon block for its answer, which takes well below a millisecond where the daemon is
@@ -105,9 +106,10 @@ class Client:
         self.process = process
         self._completed = Completed()
         self._spans = _trace.Spans()
-        self._lock = threading.Lock()  # of _caches, _old and _closed
+        self._lock = threading.Lock()  # of _caches, _regions, _old and _closed
         self._one_at_a_time = threading.Lock()  # reconnect
         self._caches: list[Cache] = []
+        self._regions: list[AdoptedRegion] = []
         self._old: list[Session] = []  # lost ones whose daemon may still touch memory
         self._closed = False
         self._session = self._greet(time.monotonic() + timeout)
@@ -185,16 +187,25 @@ class Client:
         """
         op = "allocate_cache"
         session = self._use(op)
+        num_blocks = self._check_cache(op, name, model, revision, compat, layout, num_blocks)
+        deadline = time.monotonic() + check_duration(op, timeout)
+        memory = Memory(name, num_blocks * layout.block_bytes)
+        cache = Cache(self, name, model, revision, compat, layout, num_blocks, memory)
+        return self._add_cache(op, session, cache, deadline)
+
+    def _check_cache(
+        self, op: str, name: str, model: str, revision: str, compat: str, layout: Layout, num_blocks: int
+    ) -> int:
         check_name(op, "name", name)
         for field, text, least in (("model", model, 1), ("revision", revision, 0), ("compat", compat, 0)):
             check_text(op, field, text, least, _MAX_TEXT)
         if not isinstance(layout, Layout):
             raise InvalidArgument(f"{layout!r:.80}, allowed a Layout", op=op, field="layout")
-        num_blocks = layout._check_num_blocks(num_blocks)
-        deadline = time.monotonic() + check_duration(op, timeout)
-        memory = Memory(name, num_blocks * layout.block_bytes)
+        return layout._check_num_blocks(num_blocks)
+
+    def _add_cache(self, op: str, session: Session, cache: Cache, deadline: float) -> Cache:
+        """Hands a new cache over; its memory is closed where that fails."""
         try:
-            cache = Cache(self, name, model, revision, compat, layout, num_blocks, memory)
             region, number, _ = self._register(op, session, cache, b"", deadline)
             with self._lock:
                 if self._closed:
@@ -203,7 +214,7 @@ class Client:
                 self._caches.append(cache)
             return cache
         except BaseException:
-            memory.close()
+            cache._mem.close()  # nothing was granted on it
             raise
 
     def _register(
@@ -218,15 +229,7 @@ class Client:
             except KvxferError:  # lost: the daemon ends everything of this connection
                 pass
 
-        region: int = conn.request(
-            op,
-            wire.REGISTER_REGION,
-            {"name": cache.name, "id": cache._mem.id, "kind": "memfd", "size": cache._mem.size},
-            fds=[cache._mem.fd],
-            timeout=_left(deadline),
-            on_ok=lambda f: wire.get_id(f.body(), "region"),
-            on_late=lambda r: undo(wire.DEREGISTER_REGION, "region", r),
-        )
+        region = self._register_memory(op, session, cache.name, cache._mem, deadline)
 
         def registered(frame: wire.Frame) -> tuple[int, memoryview]:
             b = frame.body()
@@ -327,6 +330,7 @@ class Client:
             session = self._retry(lambda: self._greet(deadline), deadline)
             try:
                 made = {c: self._register_again(session, c, deadline) for c in caches}
+                self._register_regions_again(session, deadline)
                 with self._lock:
                     self._check_open("reconnect")
                     self._session = session
@@ -395,17 +399,22 @@ class Client:
         nothing.
 
         Pending things end with Closed (released=False): use :meth:`Cache.drop` first to know that everything
-        is fenced. Views of caches' memory stay valid.
+        is fenced. Views of caches' memory stay valid. Adopted memory is dropped and fenced first; where the
+        daemon does not answer to that in 5 seconds, it stays allocated for as long as this process lives.
         """
         if self._session.conn.forked:
             return
+        self._give_adopted_back()
         with self._lock:
             if self._closed:
                 return
             self._closed = True
             caches, self._caches = self._caches, []
+            regions, self._regions = self._regions, []
             sessions = [self._session, *self._old]
             self._old = []
+        # What a daemon that has exited knew of can be reused.
+        exited = all(s.conn.daemon_exited(0) for s in sessions)
         self._session.flush_spans()
         self._session.conn.flush(0.5)
         for s in sessions:
@@ -414,7 +423,12 @@ class Client:
             s.conn.dispose(5.0)
         for c in caches:
             c._attached = None
-            c._mem.close()
+            if exited:
+                c._mem.close()
+            else:
+                c._mem.give_up()
+        for r in regions:
+            r._lose(exited)
 
     # What follows is called by the SDK.
 

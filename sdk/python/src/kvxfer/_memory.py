@@ -6,12 +6,13 @@ import fcntl
 import mmap
 import os
 import secrets
+from typing import Any
 
 from ._faults import ResourceExhausted
 
 # A daemon refuses memory that could shrink under it. It maps the memory writable, so writes must not be
 # sealed.
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class Memory:
@@ -22,21 +23,26 @@ class Memory:
         size: bytes, a multiple of the page size.
         fd: the memfd, -1 once closed.
         map: the mapping.
+        guarantee: "full", or "live-client-only" where the promise that memory which was taken back is never
+            written again holds only while this process lives.
     """
+
+    map: mmap.mmap | memoryview
+    guarantee = "full"
 
     def __init__(self, name: str, payload: int) -> None:
         page = mmap.PAGESIZE
         self.size = (payload + page - 1) // page * page
         self.id = secrets.token_hex(16)
         self.fd = -1
-        _check_available(self.size)
+        check_available("allocate_cache", "num_blocks", self.size)
         fd = os.memfd_create(f"kvxfer:{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, self.size)
             # Every page now: sparse ones would be charged to whoever touches them first, and could be missing
             # then.
             os.posix_fallocate(fd, 0, self.size)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
             self.map = mmap.mmap(fd, self.size)
         except OSError as e:
             os.close(fd)
@@ -48,22 +54,31 @@ class Memory:
             ) from e
         self.fd = fd
 
+    def to_wire(self) -> dict[str, Any]:
+        """What REGISTER_REGION says of it."""
+        return {"id": self.id, "kind": "memfd", "size": self.size}
+
     def close(self) -> None:
         """Gives the memory up; views that still exist keep their mapping alive."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
+        assert isinstance(self.map, mmap.mmap)
         try:
             self.map.close()
         except BufferError:
             pass
+
+    def give_up(self) -> None:
+        """Gives it up before it is known to be fenced: nobody else gets these pages."""
+        self.close()
 
     def __del__(self) -> None:
         if getattr(self, "fd", -1) >= 0:
             os.close(self.fd)
 
 
-def _check_available(size: int) -> None:
+def check_available(op: str, field: str, size: int) -> None:
     """A memfd has no limit of its own: without this check a wrong number calls the kernel's out-of-memory
     killer."""
     try:
@@ -73,6 +88,4 @@ def _check_available(size: int) -> None:
     except (OSError, KeyError, ValueError, IndexError):
         return
     if size > available:
-        raise ResourceExhausted(
-            f"{size} bytes are needed, {available} are available", op="allocate_cache", field="num_blocks"
-        )
+        raise ResourceExhausted(f"{size} bytes are needed, {available} are available", op=op, field=field)

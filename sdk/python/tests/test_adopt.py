@@ -1,0 +1,642 @@
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import gc
+import logging
+import mmap
+import os
+import random
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import fakedaemon as fd
+import numpy
+import pytest
+from conftest import LAYOUT
+from fakedaemon import FakeDaemon
+from test_fork import in_child
+
+import kvxfer
+from kvxfer import _adopt, _adopted
+from kvxfer._adopted import Adopted
+from kvxfer._extent import Extent, extent, joined
+
+PAGE = mmap.PAGESIZE
+LARGE = 48 << 20
+"""Bytes that malloc always gives a mapping of their own: more than its highest threshold, 32 MiB."""
+
+
+def adopt(array: Any, way: str = "share", name: str = "a") -> Adopted:
+    return Adopted("op", "tensors", name, extent("op", "tensors", array), way)
+
+
+def private_pages(n: int) -> mmap.mmap:
+    """Whole pages of private memory."""
+    return mmap.mmap(-1, n, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def fill(array: Any, rng: random.Random) -> bytes:
+    """Random bytes, and the same as a copy."""
+    data = numpy.random.default_rng(rng.getrandbits(32)).integers(0, 256, array.nbytes, numpy.uint8)
+    array.reshape(-1).view(numpy.uint8)[:] = data
+    return bytes(data.tobytes())
+
+
+@pytest.fixture(autouse=True)
+def all_given_back() -> Iterator[None]:
+    yield
+    gc.collect()
+    assert not list(_adopted._claims.held)
+    assert not _adopted._unfenced
+
+
+def test_a_large_array_keeps_address_and_contents(rng: random.Random) -> None:
+    """As large arrays of numpy are: not at a page's begin, in a mapping that malloc made for them alone."""
+    a = numpy.empty(LARGE + 12345, numpy.uint8)
+    addr = a.ctypes.data
+    assert addr % PAGE, "numpy's arrays begin behind malloc's header"
+    want = fill(a, rng)
+    memory = adopt(a)
+    assert memory.guarantee == "full"
+    assert a.ctypes.data == addr
+    assert a.tobytes() == want
+    assert bytes(memory.map) == want
+
+    # Seen both ways, through the descriptor as the daemon sees it.
+    wire = memory.to_wire()
+    assert wire == {"id": memory.id, "kind": "memfd", "size": a.nbytes, "offset": addr % PAGE}
+    stat = os.fstat(memory.fd)
+    whole = -(-(addr % PAGE + a.nbytes) // PAGE) * PAGE
+    assert stat.st_size == whole and stat.st_blocks * 512 >= whole
+    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+    assert fcntl.fcntl(memory.fd, fcntl.F_GET_SEALS) == seals
+    for at in (0, 1, PAGE, a.nbytes // 2, a.nbytes - 1):
+        os.pwrite(memory.fd, b"\x01", wire["offset"] + at)
+        assert a[at] == 1
+        a[at] = 2
+        assert os.pread(memory.fd, 1, wire["offset"] + at) == b"\x02"
+    memory.close()
+    a[5] = 77  # it stays usable, and malloc can free it
+    assert a[5] == 77
+    del a
+
+
+@pytest.mark.parametrize("pages", [1, 2, 17])
+def test_whole_pages_of_any_number(rng: random.Random, pages: int) -> None:
+    a = numpy.frombuffer(private_pages(pages * PAGE), numpy.uint8)
+    want = fill(a, rng)
+    memory = adopt(a)
+    assert "offset" not in memory.to_wire() and a.tobytes() == want
+    memory.close()
+
+
+@pytest.mark.parametrize("cut", [0, 1, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE])
+def test_chunks_end_anywhere(rng: random.Random, monkeypatch: pytest.MonkeyPatch, cut: int) -> None:
+    """Sizes around the border of a part: each byte is where it was."""
+    monkeypatch.setattr(_adopt, "CHUNK", 64 * PAGE)
+    a = numpy.empty(LARGE + cut, numpy.uint8)
+    want = fill(a, rng)
+    memory = adopt(a)
+    assert a.tobytes() == want and os.pread(memory.fd, 1 << 20, a.ctypes.data % PAGE) == want[: 1 << 20]
+    memory.close()
+
+
+def test_untouched_pages_become_real_ones() -> None:
+    a = numpy.zeros(LARGE, numpy.uint8)
+    memory = adopt(a)
+    assert os.fstat(memory.fd).st_blocks * 512 >= LARGE
+    assert not a.any()
+    memory.close()
+
+
+def test_small_arrays_share_their_pages_and_are_refused() -> None:
+    """What malloc keeps in its heap: other objects lie in the same pages."""
+    for n in (1, 100, PAGE, 3 * PAGE):
+        a = numpy.ones(n, numpy.uint8)
+        with pytest.raises(kvxfer.NotSupported, match=r"allowed private memory of its own pages") as e:
+            adopt(a)
+        assert e.value.field == "tensors"
+        assert (a == 1).all()
+
+
+def test_a_slice_of_shared_edges_is_refused() -> None:
+    """Part of a mapping whose rest belongs to somebody else; the whole of it is taken."""
+    m = private_pages(8 * PAGE)
+    for a, b in ((1, 8 * PAGE - PAGE), (PAGE, 5 * PAGE + 9), (PAGE + 16, 7 * PAGE)):
+        with pytest.raises(kvxfer.NotSupported, match="something else besides"):
+            adopt(memoryview(m)[a:b])
+    memory = adopt(memoryview(m)[PAGE : 5 * PAGE])
+    memory.close()
+    gc.collect()
+    m.close()
+
+
+def test_an_unaligned_slice_of_one_large_array_is_taken(rng: random.Random) -> None:
+    """The rest of its edge pages is the same array's: the header of malloc says so."""
+    a = numpy.empty(LARGE, numpy.uint8)
+    want = fill(a, rng)
+    memory = adopt(a[100 : LARGE - 100])
+    assert a.tobytes() == want
+    memory.map[0] = a[100] ^ 255
+    assert a[100] == memory.map[0]
+    memory.close()
+
+
+def test_a_whole_mapping_is_taken_although_its_end_is_not_a_page() -> None:
+    m = private_pages(64 * PAGE)
+    lo = ctypes.addressof(ctypes.c_char.from_buffer(m))
+    # Guards on both sides, so that neighbours cannot melt into it.
+    assert _adopt._libc.mprotect(ctypes.c_void_p(lo), PAGE, 0) == 0
+    assert _adopt._libc.mprotect(ctypes.c_void_p(lo + 63 * PAGE), PAGE, 0) == 0
+    memory = adopt(memoryview(m)[PAGE + 16 : 63 * PAGE - 9])
+    memory.map[:3] = b"abc"
+    assert m[PAGE + 16 : PAGE + 19] == b"abc"
+    memory.close()
+    with pytest.raises(kvxfer.NotSupported, match="not mapped for reading and writing"):
+        adopt(memoryview(m)[: 2 * PAGE])
+    for at in (0, 63 * PAGE):
+        assert _adopt._libc.mprotect(ctypes.c_void_p(lo + at), PAGE, 3) == 0
+
+
+def test_files_and_shared_memory_are_refused(tmp_path: Any) -> None:
+    (tmp_path / "f").write_bytes(bytes(4 * PAGE))
+    file = numpy.memmap(tmp_path / "f", numpy.uint8, "r+")
+    with pytest.raises(kvxfer.NotSupported, match="a file or shared already"):
+        adopt(file)
+    with pytest.raises(kvxfer.NotSupported, match="a file or shared already"):
+        adopt(mmap.mmap(-1, 4 * PAGE))
+    hole = Extent(PAGE, 4 * PAGE, PAGE, ())
+    with pytest.raises(kvxfer.NotSupported, match="a part of it is not mapped"):
+        _adopt.share("op", "tensors", "x", hole)
+
+
+def test_what_is_handed_over_cannot_be_taken_a_second_time() -> None:
+    a = numpy.zeros(LARGE, numpy.uint8)
+    memory = adopt(a, name="first")
+    for again in (a, a[: 2 * PAGE], a[LARGE - 1 :]):
+        for way in ("share", "process"):
+            with pytest.raises(kvxfer.AlreadyExists, match="'first'"):
+                adopt(again, way)
+    memory.close()
+
+
+def test_given_back_it_is_taken_again(rng: random.Random) -> None:
+    a = numpy.empty(LARGE, numpy.uint8)
+    want = fill(a, rng)
+    old = adopt(a)
+    late = os.dup(old.fd)
+    old.close()
+    new = adopt(a)
+    os.pwrite(late, b"late", 0)  # a daemon that still has the old object
+    os.close(late)
+    assert a.tobytes() == want
+    new.close()
+
+
+def test_a_failure_in_the_middle_changes_no_byte(rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
+    a = numpy.empty(LARGE, numpy.uint8)
+    want = fill(a, rng)
+    monkeypatch.setattr(_adopt, "CHUNK", 1 << 20)
+    before = len(os.listdir("/proc/self/fd"))
+    real, calls = _adopt._replace, 0
+
+    def fails(*args: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise OSError(12, "Cannot allocate memory")
+        real(*args)
+
+    monkeypatch.setattr(_adopt, "_replace", fails)
+    with pytest.raises(kvxfer.ResourceExhausted, match="Cannot allocate memory"):
+        adopt(a)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert a.tobytes() == want
+    a[:] = 9
+    monkeypatch.setattr(_adopt, "_replace", real)
+    memory = adopt(a)
+    assert (a == 9).all()
+    memory.close()
+
+
+def test_the_kernels_refusal_is_told() -> None:
+    with pytest.raises(OSError, match="Invalid argument"):
+        _adopt._replace(0, 0, PAGE + 1, PAGE)
+
+
+def test_not_enough_memory_is_noticed_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(op: str, field: str, size: int) -> None:
+        raise kvxfer.ResourceExhausted("0 are available", op=op, field=field)
+
+    a = numpy.ones(LARGE, numpy.uint8)
+    monkeypatch.setattr(_adopt, "check_available", none_left)
+    with pytest.raises(kvxfer.ResourceExhausted):
+        adopt(a)
+    assert (a == 1).all()
+
+
+def test_threads_may_read_meanwhile(rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
+    a = numpy.empty(LARGE, numpy.uint8)
+    want = numpy.frombuffer(fill(a, rng), numpy.uint8)
+    monkeypatch.setattr(_adopt, "CHUNK", 1 << 20)
+    wrong: list[int] = []
+    stop, rounds = threading.Event(), [0, 0]
+
+    def read(k: int) -> None:
+        while not stop.is_set():
+            if not numpy.array_equal(a, want):
+                wrong.append(k)
+            rounds[k] += 1
+
+    threads = [threading.Thread(target=read, args=(k,)) for k in range(2)]
+    for t in threads:
+        t.start()
+    memory = adopt(a)
+    memory.close()
+    done = list(rounds)
+    while any(now < then + 2 for now, then in zip(rounds, done, strict=True)):
+        assert not wrong
+    stop.set()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+def test_memory_does_not_double(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every moment the memfd's pages and the old ones are one part more than the array at most."""
+    page_sizes: list[int] = []
+    real = _adopt._replace
+
+    def resident() -> int:
+        with open("/proc/self/status") as f:
+            kib = dict(line.split(":", 1) for line in f)
+        return sum(int(kib[k].split()[0]) for k in ("RssAnon", "RssShmem")) << 10
+
+    def watched(memfd: int, *args: int) -> None:
+        page_sizes.append(resident() + os.fstat(memfd).st_blocks * 512)
+        real(memfd, *args)
+
+    a = numpy.ones(4 * LARGE, numpy.uint8)
+    monkeypatch.setattr(_adopt, "CHUNK", 4 << 20)
+    monkeypatch.setattr(_adopt, "_replace", watched)
+    before = resident()
+    memory = adopt(a)
+    # Pages of the memfd that are mapped are not resident before they are touched; what exists is their sum.
+    assert max(page_sizes) - before <= LARGE
+    memory.close()
+
+
+def test_the_second_way() -> None:
+    a = numpy.arange(100, dtype=numpy.uint8)
+    memory = adopt(a, "process")
+    assert memory.guarantee == "live-client-only"
+    wire = memory.to_wire()
+    assert wire == {"id": memory.id, "kind": "process", "size": 100, "addr": a.ctypes.data}
+    assert os.readlink(f"/proc/self/fd/{memory.fd}") == f"/proc/{os.getpid()}/mem"
+    assert os.pread(memory.fd, 100, wire["addr"]) == a.tobytes()
+    os.pwrite(memory.fd, b"xyz", wire["addr"] + 97)
+    assert a[97:].tobytes() == b"xyz" == bytes(memory.map[97:])
+    memory.close()
+
+
+def test_auto_says_what_it_took(caplog: pytest.LogCaptureFixture) -> None:
+    large, small = numpy.zeros(LARGE, numpy.uint8), numpy.zeros(10, numpy.uint8)
+    with caplog.at_level(logging.WARNING, "kvxfer"):
+        shared = adopt(large, "auto", "large")
+        assert shared.guarantee == "full" and not caplog.records
+        reached = adopt(small, "auto", "small")
+    assert reached.guarantee == "live-client-only"
+    assert "small" in caplog.text and "ends with this process" in caplog.text
+    shared.close()
+    reached.close()
+
+
+def test_owners_live_until_it_is_given_back() -> None:
+    a = numpy.zeros(LARGE, numpy.uint8)
+    alive = weakref.ref(a)
+    memory = adopt(a[16:])
+    view = memoryview(memory.map)[:4]
+    del a
+    gc.collect()
+    assert alive() is not None
+    memory.close()
+    gc.collect()
+    assert alive() is not None, "a view keeps it too"
+    view[0] = 1
+    del view
+    gc.collect()
+    assert alive() is None
+    buffer = bytearray(100)
+    reached = adopt(buffer, "process")
+    with pytest.raises(BufferError):
+        buffer.clear()  # it would be freed
+    reached.close()
+    gc.collect()
+    buffer.clear()
+
+
+def test_unfenced_memory_is_kept_for_good(caplog: pytest.LogCaptureFixture) -> None:
+    a = numpy.zeros(10, numpy.uint8)
+    alive = weakref.ref(a)
+    for end in (Adopted.give_up, Adopted.__del__):
+        memory = adopt(a, "process")
+        end(memory)
+    del a, memory
+    gc.collect()
+    assert alive() is not None
+    assert "stays allocated" in caplog.text
+    _adopted._unfenced.clear()
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_forked_child_shares_the_pages_and_loses_the_descriptors() -> None:
+    a = numpy.zeros(LARGE, numpy.uint8)
+    small = numpy.zeros(10, numpy.uint8)
+    shared, reached = adopt(a), adopt(small, "process")
+
+    def check() -> None:
+        assert shared.fd == reached.fd == -1
+        own = adopt(a)  # of its own from here on, with the contents that it had
+        a[1] = 5
+        own.close()
+        small[0] = 6
+
+    def writes() -> None:
+        a[0] = 4
+
+    in_child(check)
+    assert a[1] == 0 and small[0] == 0
+    in_child(writes)
+    assert a[0] == 4, "after a fork adopted pages are shared"
+    shared.close()
+    reached.close()
+
+
+# What may be handed over.
+
+
+class Tensor:
+    """What torch's tensors have, over a numpy array."""
+
+    def __init__(self, base: Any, view: Any, device: str = "cpu") -> None:
+        self._base, self._view = base, view
+        self.device = type("device", (), {"type": device})()
+
+    def data_ptr(self) -> int:
+        return int(self._view.ctypes.data)
+
+    def numel(self) -> int:
+        return int(self._view.size)
+
+    def element_size(self) -> int:
+        return int(self._view.itemsize)
+
+    def is_contiguous(self) -> bool:
+        return bool(self._view.flags.c_contiguous)
+
+    def untyped_storage(self) -> Tensor:
+        return Tensor(self._base, self._base)
+
+
+def test_tensors_by_what_they_can_do(rng: random.Random) -> None:
+    a = numpy.empty((3, LARGE // 4), numpy.float32)
+    want = fill(a, rng)
+    e = extent("op", "f", Tensor(a, a[1]))
+    assert (e.addr, e.size, e.block) == (a[1].ctypes.data, a[1].nbytes, a.ctypes.data)
+    memory = adopt(Tensor(a, a[1]))  # its edges are not at pages; the storage's header tells whose they are
+    assert a.tobytes() == want
+    memory.close()
+    with pytest.raises(kvxfer.NotSupported, match="'cuda', allowed CPU memory"):
+        extent("op", "f", Tensor(a, a, "cuda"))
+    with pytest.raises(kvxfer.NotSupported, match="C-contiguous"):
+        extent("op", "f", Tensor(a, a[:, ::2]))
+
+
+def test_torch(rng: random.Random) -> None:
+    """The real thing, where it is installed."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    t = torch.zeros((2, LARGE // 2), dtype=torch.uint8)
+    t[1, 5] = 9
+    memory = adopt(t[1])
+    assert memory.guarantee == "full" and memory.map[5] == 9
+    memory.map[6] = 8
+    assert int(t[1, 6]) == 8
+    memory.close()
+
+
+def array_interface(**change: Any) -> Any:
+    a = numpy.zeros((4, 5), numpy.uint16)
+    interface = {**a.__array_interface__, **change}
+    return type("Array", (), {"__array_interface__": interface, "owner": a})()
+
+
+def test_extents_of_arrays_and_buffers() -> None:
+    a = numpy.zeros((4, 5, 6), numpy.float32)
+    assert extent("op", "f", a[1:3]).size == 2 * 30 * 4
+    assert extent("op", "f", a[1:3]).block == a.ctypes.data
+    assert extent("op", "f", a[:, :1, :][2]).size == 24
+    assert extent("op", "f", numpy.array(["ab", "c"])).size == 16
+    assert extent("op", "f", array_interface(strides=(10, 2))).size == 40
+    assert extent("op", "f", array_interface(shape=(1, 5), strides=(999, 2))).size == 10
+    b = bytearray(33)
+    assert extent("op", "f", memoryview(b)[3:]).size == 30
+    assert extent("op", "f", (ctypes.c_double * 3)()).size == 24
+
+
+REFUSED: list[tuple[Callable[[], Any], type[kvxfer.KvxferError], str]] = [
+    (lambda: "text", kvxfer.InvalidArgument, "a str, allowed a writable object"),
+    (lambda: 7, kvxfer.InvalidArgument, "a int, allowed"),
+    (lambda: None, kvxfer.InvalidArgument, "a NoneType, allowed"),
+    (lambda: b"bytes", kvxfer.InvalidArgument, "read-only"),
+    (lambda: numpy.broadcast_to(numpy.zeros(1), (1, 1)), kvxfer.InvalidArgument, "read-only"),
+    (lambda: numpy.zeros(0), kvxfer.InvalidArgument, "0 bytes"),
+    (bytearray, kvxfer.InvalidArgument, "0 bytes"),
+    (lambda: numpy.array([None]), kvxfer.InvalidArgument, "objects or bits"),
+    (lambda: numpy.zeros((4, 4))[:, 1], kvxfer.NotSupported, "C-contiguous"),
+    (lambda: numpy.zeros((4, 4)).T[1:], kvxfer.NotSupported, "C-contiguous"),
+    (lambda: numpy.zeros((4, 4), order="F"), kvxfer.NotSupported, "C-contiguous"),
+    (lambda: numpy.zeros(8)[::-1], kvxfer.NotSupported, "C-contiguous"),
+    (lambda: memoryview(bytearray(8))[::2], kvxfer.NotSupported, "C-contiguous"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED)))
+def test_what_is_no_such_memory(number: int) -> None:
+    make, kind, why = REFUSED[number]
+    with pytest.raises(kind, match=why) as e:
+        extent("op", "tensors", make())
+    assert e.value.field == "tensors" and e.value.op == "op"
+
+
+def test_read_only_arrays() -> None:
+    a = numpy.zeros(LARGE, numpy.uint8)
+    a.flags.writeable = False
+    with pytest.raises(kvxfer.InvalidArgument, match="read-only"):
+        adopt(a)
+
+
+def test_lists_lie_one_behind_the_other() -> None:
+    a = numpy.zeros((4, 100), numpy.uint8)
+    e = joined("op", "t", list(a))
+    assert (e.addr, e.size) == (a.ctypes.data, 400)
+    for order in ([0, 2], [1, 0], [0, 0], [0, 1, 3]):
+        with pytest.raises(kvxfer.NotSupported, match=r"t\[\d\] does not begin where t\[\d\] ends"):
+            joined("op", "t", [a[i] for i in order])
+    with pytest.raises(kvxfer.NotSupported, match="does not begin"):
+        joined("op", "t", [numpy.zeros(100, numpy.uint8) for _ in range(3)])
+
+
+# The client's calls.
+
+BLOCKS = 4 * LARGE // LAYOUT.block_bytes // 4
+
+
+def arrays() -> Any:
+    return numpy.zeros((LAYOUT.layers, BLOCKS * LAYOUT.piece_bytes), numpy.uint8)
+
+
+def test_register_cache(daemon: FakeDaemon, client: kvxfer.Client, rng: random.Random) -> None:
+    a = arrays()
+    want = fill(a, rng)
+    for tensors in (a, list(a), tuple(a)):
+        cache = client.register_cache("kv", model="m", layout=LAYOUT, tensors=tensors, num_blocks=BLOCKS)
+        assert cache.guarantee == "full" and bytes(cache.memory) == want
+        assert cache.layer(1).shape == LAYOUT.layer_shape(BLOCKS)
+        cache.layer(2)[...] = 3
+        assert (a[2].view(numpy.float32) == 3).all()
+        fill_again = numpy.frombuffer(want, numpy.uint8).reshape(a.shape)
+        a[:] = fill_again
+        cache.drop()
+        with pytest.raises(kvxfer.Closed):
+            cache.memory  # noqa: B018
+    got = daemon.wait_for(fd.REGISTER_REGION, 3)[0].body
+    assert got == {
+        "name": "kv", "id": got["id"], "kind": "memfd", "size": a.nbytes, "offset": a.ctypes.data % PAGE,
+    }  # fmt: skip
+
+
+def test_register_cache_the_second_way(daemon: FakeDaemon, client: kvxfer.Client) -> None:
+    layout = kvxfer.Layout(layers=2, kv_heads=1, head_dim=4, dtype="int8", block_tokens=2)
+    a = numpy.zeros(3 * layout.block_bytes, numpy.int8)
+    with pytest.raises(kvxfer.NotSupported):
+        client.register_cache("kv", model="m", layout=layout, tensors=a, num_blocks=3)
+    cache = client.register_cache("kv", model="m", layout=layout, tensors=a, num_blocks=3, adopt="process")
+    assert cache.guarantee == "live-client-only"
+    ((memfd, _, _),) = daemon.regions.values()
+    os.pwrite(memfd, b"\x05", a.ctypes.data)
+    assert a[0] == cache.memory[0] == 5
+    got = daemon.wait_for(fd.REGISTER_REGION)[0].body
+    assert (got["kind"], got["addr"], got["size"]) == ("process", a.ctypes.data, a.nbytes)
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "why"),
+    [
+        ({"tensors": bytearray(10)}, "tensors", "10 bytes, allowed"),
+        ({"tensors": [bytearray(10)] * 3}, "tensors", "3 tensors, allowed one of all layers, or 4"),
+        ({"tensors": [bytearray(10)] * 4}, "tensors[0]", "10 bytes, allowed"),
+        ({"tensors": 3}, "tensors", "a int"),
+        ({"adopt": "maybe"}, "adopt", "allowed share, process, auto"),
+        ({"name": "a b"}, "name", "allowed 1..64"),
+        ({"num_blocks": 0}, "num_blocks", "allowed 1.."),
+        ({"layout": None}, "layout", "a Layout"),
+        ({"timeout": 0}, "timeout", "allowed 0.001"),
+    ],
+)
+def test_arguments(client: kvxfer.Client, change: dict[str, Any], field: str, why: str) -> None:
+    good = {"name": "kv", "model": "m", "layout": LAYOUT, "tensors": None, "num_blocks": BLOCKS}
+    with pytest.raises(kvxfer.InvalidArgument, match=why.replace("[", r"\[")) as e:
+        client.register_cache(**{**good, "tensors": bytearray(8), **change})
+    assert e.value.field == field
+
+
+def test_what_the_daemon_refuses_is_given_back(daemon: FakeDaemon, client: kvxfer.Client) -> None:
+    a = arrays()
+    for kind in (fd.REGISTER_REGION, fd.REGISTER_CACHE):
+        daemon.on[kind] = lambda peer, got: peer.error(got, 8, "MemoryRejected", field="seals")
+        with pytest.raises(kvxfer.MemoryRejected):
+            client.register_cache("kv", model="m", layout=LAYOUT, tensors=a, num_blocks=BLOCKS)
+        del daemon.on[kind]
+    cache = client.register_cache("kv", model="m", layout=LAYOUT, tensors=a, num_blocks=BLOCKS)
+    cache.drop()
+
+
+def test_regions(daemon: FakeDaemon, client: kvxfer.Client) -> None:
+    a = bytearray(1000)
+    with pytest.raises(kvxfer.NotSupported) as e:
+        client.register_region("r", a)
+    assert e.value.field == "buffer"
+    region = client.register_region("r", a, adopt="process")
+    assert (region.name, region.size, region.guarantee) == ("r", 1000, "live-client-only")
+    assert region.region_id in daemon.regions
+    assert "'r' 1000 bytes" in repr(region)
+    daemon.on[fd.DEREGISTER_REGION] = lambda peer, got: None
+    with pytest.raises(kvxfer.DeadlineExceeded):
+        region.close(timeout=0.05)
+    with pytest.raises(BufferError):
+        a.clear()
+    daemon.on[fd.DEREGISTER_REGION] = lambda peer, got: peer.error(got, 4, "NotFound")
+    region.close()
+    region.close()
+    gc.collect()
+    a.clear()
+    with pytest.raises(kvxfer.Closed):
+        region.region_id  # noqa: B018
+
+
+def test_close_gives_everything_back(daemon: FakeDaemon, client: kvxfer.Client) -> None:
+    a, b = arrays(), bytearray(100)
+    client.register_cache("kv", model="m", layout=LAYOUT, tensors=a, num_blocks=BLOCKS)
+    client.register_region("r", b, adopt="process")
+    client.close()
+    assert daemon.count(fd.DROP_CACHE) == 1 and daemon.count(fd.DEREGISTER_REGION) == 2
+    gc.collect()
+    b.clear()
+
+
+def test_a_daemon_that_does_not_answer_keeps_the_memory(
+    daemon: FakeDaemon, client: kvxfer.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvxfer import _register
+
+    monkeypatch.setattr(_register, "_GIVE_BACK", 0.05)
+    a = bytearray(100)
+    client.register_region("r", a, adopt="process")
+    daemon.on[fd.DEREGISTER_REGION] = lambda peer, got: None
+    client.close()
+    gc.collect()
+    with pytest.raises(BufferError):
+        a.clear()
+    assert len(_adopted._unfenced) == 1
+    _adopted._unfenced.clear()
+
+
+def test_reconnect_hands_it_over_again(spawn: Any) -> None:
+    first = spawn()
+    a, b = arrays(), bytearray(100)
+    with kvxfer.connect(first.path) as client:
+        cache = client.register_cache("kv", model="m", layout=LAYOUT, tensors=a, num_blocks=BLOCKS)
+        region = client.register_region("r", b, adopt="process")
+        first.kill()
+        spawn("e1" * 16)
+        assert list(client.reconnect(20)) == ["kv"]
+        assert region.region_id > 0
+        cache.layer(0)[...] = 1
+        region.close()
+    gc.collect()
+    b.clear()
+
+
+def test_a_daemon_that_has_exited_holds_nothing(spawn: Any) -> None:
+    first = spawn()
+    b = bytearray(100)
+    client = kvxfer.connect(first.path)
+    client.register_region("r", b, adopt="process")
+    first.kill()
+    client.close()
+    gc.collect()
+    b.clear()
