@@ -177,10 +177,25 @@ def test_what_is_handed_over_cannot_be_taken_a_second_time() -> None:
     a = numpy.zeros(LARGE, numpy.uint8)
     memory = adopt(a, name="first")
     for again in (a, a[: 2 * PAGE], a[LARGE - 1 :]):
-        for way in ("share", "process"):
+        for way in ("share", "process", "auto"):
             with pytest.raises(kvxfer.AlreadyExists, match="'first'"):
                 adopt(again, way)
     memory.close()
+
+
+def test_neighbours_in_a_page_may_be_reached(caplog: pytest.LogCaptureFixture) -> None:
+    """The second way takes bytes, not pages."""
+    m = private_pages(PAGE)
+    parts = [memoryview(m)[:100], memoryview(m)[100:200]]
+    first = adopt(parts[0], "process")
+    with pytest.raises(kvxfer.AlreadyExists):
+        adopt(m, "share", "all")
+    second = adopt(parts[1], "auto", "second")
+    assert second.guarantee == "live-client-only" and "second" in caplog.text
+    with pytest.raises(kvxfer.AlreadyExists):
+        adopt(memoryview(m)[199:], "process")
+    first.close()
+    second.close()
 
 
 def test_given_back_it_is_taken_again(rng: random.Random) -> None:
@@ -570,6 +585,7 @@ def test_regions(daemon: FakeDaemon, client: kvxfer.Client) -> None:
     with pytest.raises(kvxfer.NotSupported) as e:
         client.register_region("r", a)
     assert e.value.field == "buffer"
+    del e  # its traceback holds the buffer
     region = client.register_region("r", a, adopt="process")
     assert (region.name, region.size, region.guarantee) == ("r", 1000, "live-client-only")
     assert region.region_id in daemon.regions

@@ -44,10 +44,10 @@ class Adopted(Memory):
         self._name = name
         self._extent = e
         self._wire: dict[str, Any] = {}
-        _claims.add(self, op, field)
+        self._range = (0, 0)
         try:
             if adopt == PROCESS or not self._share(op, field, adopt == SHARE):
-                self._open_process(op)
+                self._open_process(op, field)
         except BaseException:
             _claims.remove(self)
             raise
@@ -57,8 +57,9 @@ class Adopted(Memory):
 
     def _share(self, op: str, field: str, required: bool) -> bool:
         try:
+            _claims.add(self, span(self._extent), op, field)
             self.fd = share(op, field, self._name, self._extent)
-        except NotSupported as e:
+        except (NotSupported, AlreadyExists) as e:
             if required:
                 raise
             log.warning(
@@ -71,7 +72,8 @@ class Adopted(Memory):
         self._wire = {"kind": "memfd", **({"offset": offset} if offset else {})}
         return True
 
-    def _open_process(self, op: str) -> None:
+    def _open_process(self, op: str, field: str) -> None:
+        _claims.add(self, (self._extent.addr, self._extent.addr + self._extent.size), op, field)
         try:
             # Of the opener's own address space no privilege is needed, and the daemon needs none with it.
             self.fd = os.open("/proc/self/mem", os.O_RDWR | os.O_CLOEXEC)
@@ -120,16 +122,16 @@ class _Claims:
         self.lock = threading.Lock()
         self.held: weakref.WeakSet[Adopted] = weakref.WeakSet()
 
-    def add(self, memory: Adopted, op: str, field: str) -> None:
-        """One owner for each page: a second adoption would take the pages away from the first."""
-        lo, hi = span(memory._extent)
+    def add(self, memory: Adopted, claimed: tuple[int, int], op: str, field: str) -> None:
+        """One owner for what is claimed, from..to: a second adoption of a page would take it away from the
+        first, and two caches would write to the same bytes."""
         with self.lock:
-            for other in self.held:
-                a, b = span(other._extent)
-                if lo < b and a < hi:
+            for other in self.held - {memory}:
+                if claimed[0] < other._range[1] and other._range[0] < claimed[1]:
                     raise AlreadyExists(
-                        f"a page of it is handed over already, as {other._name!r}", op=op, field=field
+                        f"a part of it is handed over already, as {other._name!r}", op=op, field=field
                     )
+            memory._range = claimed
             self.held.add(memory)
 
     def remove(self, memory: Adopted) -> None:
