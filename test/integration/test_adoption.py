@@ -7,7 +7,10 @@ import dataclasses
 import gc
 import os
 import random
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -195,7 +198,7 @@ def in_child(check: Callable[[], bool]) -> None:
 
 
 def test_after_a_fork(pair: Pair, attach: Attach) -> None:
-    """The child's handles are disabled; what it writes to adopted pages the parent sees; a transfer goes on."""
+    """The child's handles are disabled; what it writes to adopted pages the parent sees; transfers go on."""
     prefill, decode = attach(pair[0]), attach(pair[1])
     a, b = array(BIG, BLOCKS, 11), array(BIG, BLOCKS, 12)
     source, target = register(prefill, "source", a, "share"), register(decode, "target", b, "process")
@@ -317,3 +320,32 @@ def test_memory_does_not_double(pair: Pair, attach: Attach) -> None:
     assert np.array_equal(a[:, :, :4], pieces(source))
     assert resident(os.getpid()) < client + size // 2
     assert resident(pair[1].pid) < node + size // 2
+
+
+IN_A_NAMESPACE = """
+import os, sys
+import numpy as np, kvxfer
+from contents import MODEL, SMALL, allocate, pieces, random_bytes
+assert os.getpid() == 1
+with kvxfer.connect(sys.argv[1]) as client:
+    a = random_bytes(SMALL, 4, 1).copy()
+    target = client.register_cache("kv", model=MODEL, layout=SMALL, tensors=a, num_blocks=4, adopt="process")
+    source = allocate(client, "source", num_blocks=4, seed=2)
+    with target.lease([3]) as lease:
+        source.write([1], to=lease.ticket).wait()
+        lease.wait()
+    assert np.array_equal(a[:, :, 3], pieces(source)[:, :, 1])
+print("done")
+"""
+
+
+def test_from_another_pid_namespace(pair: Pair) -> None:
+    """The client opens its own memory, so the daemon needs neither its number nor a privilege over it."""
+    unshare = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    if shutil.which("unshare") is None or subprocess.run([*unshare, "true"], capture_output=True).returncode:
+        pytest.skip("namespaces cannot be made here (unshare)")
+    out = subprocess.run(
+        [*unshare, sys.executable, "-c", IN_A_NAMESPACE, str(pair[1].socket)],
+        cwd=Path(__file__).parent, capture_output=True, text=True, timeout=PATIENCE,
+    )  # fmt: skip
+    assert out.stdout == "done\n", out.stderr

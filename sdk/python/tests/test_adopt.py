@@ -145,6 +145,24 @@ def test_an_unaligned_slice_of_one_large_array_is_taken(rng: random.Random) -> N
     memory.close()
 
 
+@pytest.mark.parametrize("alignment", [64, PAGE, 1 << 21])
+def test_aligned_blocks_of_malloc(rng: random.Random, alignment: int) -> None:
+    """As large tensors of torch are: at a multiple of 64, behind a header that tells its mapping."""
+    p = ctypes.c_void_p()
+    assert (
+        _adopt._libc.posix_memalign(ctypes.byref(p), ctypes.c_size_t(alignment), ctypes.c_size_t(LARGE + 5))
+        == 0
+    )
+    assert p.value is not None
+    a = numpy.frombuffer(memoryview((ctypes.c_ubyte * (LARGE + 5)).from_address(p.value)), numpy.uint8)
+    want = fill(a, rng)
+    memory = adopt(Tensor(a, a))
+    assert a.tobytes() == want and os.pread(memory.fd, 9, p.value % PAGE) == want[:9]
+    memory.close()
+    _adopt._libc.free.argtypes = [ctypes.c_void_p]
+    _adopt._libc.free(p)
+
+
 def test_a_whole_mapping_is_taken_although_its_end_is_not_a_page() -> None:
     m = private_pages(64 * PAGE)
     lo = ctypes.addressof(ctypes.c_char.from_buffer(m))

@@ -44,6 +44,7 @@ def test_every_handle_is_disabled(daemon: FakeDaemon, client: kvxfer.Client, cac
     held, layer = lease.when_released, lease.layer(0)
     sock = client._session.conn._sock.fileno()
     span = client.span("step")
+    region = client.register_region("r", bytearray(8), adopt="process")
 
     calls: list[Callable[[], object]] = [
         client.ping,
@@ -53,6 +54,12 @@ def test_every_handle_is_disabled(daemon: FakeDaemon, client: kvxfer.Client, cac
         client.daemon_exited,
         lambda: client.span("x"),
         lambda: client.allocate_cache("n", model="m", layout=cache.layout, num_blocks=1),
+        lambda: client.register_cache(
+            "n", model="m", layout=cache.layout, tensors=bytearray(8), num_blocks=1
+        ),
+        lambda: client.register_region("n", bytearray(8)),
+        lambda: region.region_id,
+        region.close,
         lambda: cache.memory,
         lambda: cache.layer(0),
         lambda: cache.lease([2]),
