@@ -23,14 +23,11 @@ import (
 // Such a call can wait for what the client has put under its own addresses (a page on a slow disk, a handler of
 // userfaultfd) and then holds its gate and its lane. That is part of the weaker guarantee: see internal/hostmem.
 
-// processScratch is what one turn moves at most.
+// processScratch is what one turn moves at most, and so bounds a call inside the gate as chunk does for mapped memory.
 const processScratch = chunk
 
 // noProcess in place of a descriptor: the memory is mapped here.
 const noProcess = -1
-
-// pieceBytes bounds one call inside the gate, as chunk does for mapped memory.
-const pieceBytes = chunk
 
 // preadMem and pwriteMem move between the scratch and one range of the process's memory. The scratch lies outside the Go
 // heap, so its address is a number here as in an iovec. The offset is an address below 2^62.
@@ -74,7 +71,7 @@ func (r *receiver) placeProcess(n uint64) {
 	from := address(r.scratch)
 	for n > 0 {
 		v := &r.vec[r.first]
-		want := min(v.len, n, pieceBytes)
+		want := min(v.len, n)
 		if st := r.gate.enter(); st != 0 {
 			r.status = st
 			return
@@ -120,7 +117,7 @@ func (s *sender) stageNext() {
 	room := min(uint64(len(s.scratch)), s.payload)
 	for s.n < room {
 		v := &s.vec[s.first]
-		want := min(v.len, room-s.n, pieceBytes)
+		want := min(v.len, room-s.n)
 		st := s.gate.enter()
 		var k uint64
 		var e syscall.Errno
