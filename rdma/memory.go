@@ -43,8 +43,8 @@ type Memory struct {
 	// FD is a descriptor of the memory object, open as long as the region; 0: none. Of MemoryHost it is the memfd that is
 	// mapped at Base, for providers that hand memory to another process; of MemoryProcess the /proc/PID/mem.
 	FD int
-	// Addr is where the region begins in FD's object: of MemoryHost the memfd's offset of the byte at Base (0 for memory that a
-	// client registers), of MemoryProcess an address in that process.
+	// Addr is where the region begins in FD's object: of MemoryHost the memfd's offset of the byte at Base (adopted memory
+	// seldom begins at a page), of MemoryProcess an address in that process.
 	Addr uint64
 }
 

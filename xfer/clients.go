@@ -2,6 +2,7 @@ package xfer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"regexp"
 
@@ -160,8 +161,13 @@ func (e *Engine) RegisterRegion(id ClientID, r wire.RegisterRegion, m Mapping) (
 	if err := e.addRegion(op, id, reg, false); err != nil {
 		return wire.RegionInfo{}, err
 	}
+	var unsupported error
 	for _, p := range e.o.Providers {
 		in, err := p.Register(m.Memory())
+		if errors.Is(err, fault.ErrNotSupported) {
+			unsupported = err // of this kind of memory: its transfers go over the others
+			continue
+		}
 		if err != nil {
 			_ = reg.deregister(e) // nothing was granted on it yet
 			fe := fault.From(op, err)
@@ -170,12 +176,25 @@ func (e *Engine) RegisterRegion(id ClientID, r wire.RegisterRegion, m Mapping) (
 		}
 		reg.inner[p.Name()] = in
 	}
+	if unsupported != nil && len(reg.inner) == 0 {
+		fe := fault.From(op, unsupported)
+		fe.Region, fe.Field = r.Name, "kind"
+		return wire.RegionInfo{}, fe
+	}
 	// It is known only when it is whole: whoever ends the client meanwhile does not see it, so it is ended here.
 	if err := e.addRegion(op, id, reg, true); err != nil {
 		_ = reg.deregister(e)
 		return wire.RegionInfo{}, err
 	}
-	return wire.RegionInfo{Region: reg.id, MemoryKind: m.Memory().Kind.String()}, nil
+	return wire.RegionInfo{Region: reg.id, MemoryKind: m.Memory().Kind.String(), Guarantee: guaranteeOf(m.Memory().Kind)}, nil
+}
+
+// guaranteeOf says how far the promise goes that memory which was taken back is never written again.
+func guaranteeOf(k rdma.MemoryKind) string {
+	if k == rdma.MemoryProcess {
+		return wire.GuaranteeLiveClient
+	}
+	return wire.GuaranteeFull
 }
 
 // addRegion checks whether a client may have one more region and, with insert, adds it.

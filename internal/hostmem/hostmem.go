@@ -34,27 +34,32 @@ const statBlock = 512
 // Mapping is a client's memory object, mapped for reading and writing. It implements xfer.Mapping.
 type Mapping struct {
 	mem      rdma.Memory
-	length   uintptr // mapped bytes: Len rounded up to whole pages
+	base     unsafe.Pointer
+	length   uintptr // mapped bytes: whole pages
 	dev, ino uint64
 	once     sync.Once
 	err      error
 }
 
-// Map checks the memory object behind fd, which must have exactly size bytes, and maps it. name is the region's, for
-// errors. Map owns fd from the call on: it closes it with an error, and else keeps it in Memory().FD until Close, because
-// providers that work inside one host hand it to the other daemon. What cannot be shared safely is MemoryRejected with Field kind, seals, size or allocation.
-func Map(fd int, name string, size uint64) (_ *Mapping, err error) {
+// Map is MapAt for memory that begins with the object.
+func Map(fd int, name string, size uint64) (*Mapping, error) { return MapAt(fd, name, 0, size) }
+
+// MapAt checks the memory object behind fd, which must have exactly offset+size bytes (or that rounded up to whole
+// pages), and maps it; the memory is its size bytes from offset on. name is the region's, for errors. MapAt owns fd from
+// the call on: it closes it with an error, and else keeps it in Memory().FD until Close, because providers that work
+// inside one host hand it to the other daemon. What cannot be shared safely is MemoryRejected with Field kind, seals,
+// size or allocation. Both numbers are at most 2^62.
+func MapAt(fd int, name string, offset, size uint64) (_ *Mapping, err error) {
 	defer func() {
 		if err != nil {
 			_ = unix.Close(fd)
 		}
 	}()
-	st, err := check(fd, name, size)
+	st, err := check(fd, name, offset, size)
 	if err != nil {
 		return nil, err
 	}
-	page := uint64(os.Getpagesize())
-	length := uintptr((size + page - 1) / page * page)
+	length := uintptr(wholePages(offset + size))
 	base, err := unix.MmapPtr(fd, 0, nil, length, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		e := fault.New(fault.Internal, op, "mmap of %d bytes", size)
@@ -67,20 +72,31 @@ func Map(fd int, name string, size uint64) (_ *Mapping, err error) {
 	// A core of the daemon must not hold its clients' data. A kernel that cannot do that still maps.
 	_ = unix.Madvise(unsafe.Slice((*byte)(base), length), unix.MADV_DONTDUMP)
 	return &Mapping{
-		mem:    rdma.Memory{Kind: rdma.MemoryHost, Base: base, Len: size, Name: name, FD: fd},
+		mem:    rdma.Memory{Kind: rdma.MemoryHost, Base: unsafe.Add(base, offset), Len: size, Name: name, FD: fd, Addr: offset},
+		base:   base,
 		length: length,
 		dev:    uint64(st.Dev),
 		ino:    st.Ino,
 	}, nil
 }
 
-// check refuses what must not be mapped. SEAL is among the required seals, so what it finds of seals and size stays so.
-func check(fd int, name string, size uint64) (*unix.Stat_t, error) {
-	reject := func(field, format string, args ...any) error {
+func wholePages(n uint64) uint64 {
+	page := uint64(os.Getpagesize())
+	return (n + page - 1) / page * page
+}
+
+// rejecter makes the errors of one region.
+func rejecter(name string) func(field, format string, args ...any) error {
+	return func(field, format string, args ...any) error {
 		e := fault.New(fault.MemoryRejected, op, format, args...)
 		e.Region, e.Field = name, field
 		return e
 	}
+}
+
+// check refuses what must not be mapped. SEAL is among the required seals, so what it finds of seals and size stays so.
+func check(fd int, name string, offset, size uint64) (*unix.Stat_t, error) {
+	reject := rejecter(name)
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, reject(FieldKind, "not a file descriptor that can be examined: %v", err)
@@ -110,12 +126,14 @@ func check(fd int, name string, size uint64) (*unix.Stat_t, error) {
 		return nil, reject(FieldSeals, "%#x, required SHRINK, GROW and SEAL (%#x), refused WRITE and FUTURE_WRITE (%#x)",
 			seals, sealsRequired, sealsRefused)
 	}
-	// Another size than declared means that the two sides speak of different memory, so neither direction is allowed.
-	if size == 0 || st.Size < 0 || uint64(st.Size) != size {
-		return nil, reject(FieldSize, "declared %d bytes, the memfd has %d; allowed exactly its size, at least 1", size, st.Size)
+	// Another size than declared means that the two sides speak of different memory, so neither direction is allowed. The
+	// rest of the last page is there because adopted memory is whole pages of a process, whatever its end.
+	end := offset + size
+	if size == 0 || st.Size < 0 || uint64(st.Size) != end && uint64(st.Size) != wholePages(end) {
+		return nil, reject(FieldSize, "declared %d bytes from byte %d on, the memfd has %d; allowed exactly its size, at least 1", size, offset, st.Size)
 	}
-	if have := uint64(max(st.Blocks, 0)) * statBlock; have < size {
-		return nil, reject(FieldAllocation, "%d of %d bytes are allocated, allowed all: fallocate the memfd before it is sealed", have, size)
+	if have := uint64(max(st.Blocks, 0)) * statBlock; have < end {
+		return nil, reject(FieldAllocation, "%d of %d bytes are allocated, allowed all: fallocate the memfd before it is sealed", have, end)
 	}
 	return &st, nil
 }
@@ -130,7 +148,7 @@ func (m *Mapping) Object() (dev, ino uint64) { return m.dev, m.ino }
 // the first one's error.
 func (m *Mapping) Close() error {
 	m.once.Do(func() {
-		m.err = fault.Wrap(fault.Internal, op, errors.Join(unix.MunmapPtr(m.mem.Base, m.length), unix.Close(m.mem.FD)))
+		m.err = fault.Wrap(fault.Internal, op, errors.Join(unix.MunmapPtr(m.base, m.length), unix.Close(m.mem.FD)))
 	})
 	return m.err
 }

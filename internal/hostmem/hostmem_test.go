@@ -104,7 +104,7 @@ func TestRefusals(t *testing.T) {
 		}},
 		{"size 0", "size", 0, func(t *testing.T) int { return memfd(t, good(size)) }},
 		{"declared too large", "size", size + 1, func(t *testing.T) int { return memfd(t, good(size)) }},
-		{"declared too small", "size", size - 1, func(t *testing.T) int { return memfd(t, good(size)) }},
+		{"declared too small", "size", size - 4096, func(t *testing.T) int { return memfd(t, good(size)) }},
 		{"declared absurdly large", "size", 1 << 62, func(t *testing.T) int { return memfd(t, good(size)) }},
 		{"empty object", "size", 0, func(t *testing.T) int { return memfd(t, spec{seals: seals}) }},
 		{"sparse", "allocation", size, func(t *testing.T) int { return memfd(t, spec{size: size, seals: seals}) }},
@@ -184,6 +184,34 @@ func TestWritesAreSeenBothWays(t *testing.T) {
 	_, err = unix.Pread(mine, got, 4095)
 	require.NoError(t, err)
 	assert.Equal(t, "daemon", string(got))
+}
+
+// TestAdoptedMemoryBeginsAnywhere: whole pages whose first bytes and last bytes are not the region's.
+func TestAdoptedMemoryBeginsAnywhere(t *testing.T) {
+	const whole, offset, size = 3 * 4096, 16, 2*4096 + 100
+	fd := memfd(t, good(whole))
+	mine, err := unix.Dup(fd)
+	require.NoError(t, err)
+	defer unix.Close(mine)
+	m, err := hostmem.MapAt(fd, "kv", offset, size)
+	require.NoError(t, err)
+	assert.Equal(t, uint64(size), m.Memory().Len)
+	assert.Equal(t, uint64(offset), m.Memory().Addr)
+	copy(view(m), "first")
+	copy(view(m)[size-4:], "last")
+	got := make([]byte, whole)
+	_, err = unix.Pread(mine, got, 0)
+	require.NoError(t, err)
+	assert.Equal(t, "first", string(got[offset:][:5]))
+	assert.Equal(t, "last", string(got[offset+size-4:][:4]))
+	require.NoError(t, m.Close())
+
+	for _, c := range []struct{ offset, size uint64 }{{16, 3 * 4096}, {16, 4096}, {4096, 3 * 4096}, {1 << 62, 1 << 62}, {3 * 4096, 0}} {
+		m, err := hostmem.MapAt(memfd(t, good(whole)), "kv", c.offset, c.size)
+		require.Nil(t, m)
+		require.ErrorIs(t, err, fault.ErrMemoryRejected, "%v", c)
+		assert.Equal(t, "size", fault.From("", err).Field)
+	}
 }
 
 func TestMappingOutlivesTheDescriptor(t *testing.T) {

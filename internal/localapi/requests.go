@@ -4,6 +4,7 @@ import (
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/internal/hostmem"
 	"github.com/kvxfer/kvxfer/internal/wire"
+	"github.com/kvxfer/kvxfer/xfer"
 )
 
 // read acts upon frames until the connection ends; it returns why.
@@ -302,7 +303,7 @@ func (c *client) registerRegion(r *request) (any, []byte, error) {
 		closeAll(r.fds)
 		return nil, nil, err
 	}
-	m, err := hostmem.Map(r.fds[0], q.Name, q.Size)
+	m, err := handOver(r.fds[0], &q)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -312,6 +313,22 @@ func (c *client) registerRegion(r *request) (any, []byte, error) {
 		return nil, nil, err
 	}
 	return &info, nil, nil
+}
+
+// handOver makes a mapping of what the client sent; fd is the mapping's or closed.
+func handOver(fd int, q *wire.RegisterRegion) (xfer.Mapping, error) {
+	if q.Kind == wire.RegionProcess {
+		p, err := hostmem.OpenProcess(fd, q.Name, q.Addr, q.Size)
+		if err != nil { // a nil *Process in the interface would not be nil
+			return nil, err
+		}
+		return p, nil
+	}
+	m, err := hostmem.MapAt(fd, q.Name, q.Offset, q.Size)
+	if err != nil {
+		return nil, err
+	}
+	return m, nil
 }
 
 // decode reads a body and checks its fields.

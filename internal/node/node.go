@@ -286,7 +286,7 @@ func (n *Node) announce(ctx context.Context) error {
 	err := n.dir.Announce(ctx, registry.Node{
 		Name: n.cfg.Node, Epoch: n.inc.Epoch(), PeerAddr: n.info.PeerAddr, HTTPAddr: n.info.HTTPAddr, Version: version.Version,
 		Protocol: registry.Protocol{Min: wire.MinVersion, Max: wire.MaxVersion}, Providers: n.providerNames(),
-		MemoryKinds: []string{rdma.MemoryHost.String()}, StartedUnixMs: time.Now().UnixMilli(),
+		MemoryKinds: []string{rdma.MemoryHost.String(), rdma.MemoryProcess.String()}, StartedUnixMs: time.Now().UnixMilli(),
 	}, registry.TakeOver{OldEpoch: n.inc.PreviousEpoch()})
 	if err != nil {
 		return err

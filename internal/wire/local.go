@@ -12,6 +12,8 @@ type RegisterRegion struct {
 	Kind string `json:"kind"`           // "memfd", or "process": the descriptor is the client's own /proc/self/mem
 	Size uint64 `json:"size"`           // bytes
 	Addr uint64 `json:"addr,omitempty"` // "process": where the memory begins in the client's address space
+	// Offset is where the region begins in a "memfd".
+	Offset uint64 `json:"offset,omitempty"`
 }
 
 // RegionInfo answers RegisterRegion.

@@ -191,6 +191,7 @@ func goldenCases() []golden {
 	find := Find{Model: "smollm2", Revision: "r1", Compat: "fp32", Layout: sampleLayout(), KeyBytes: 16}
 	holder := Holder{Node: "decode-0", Epoch: sampleEpoch, Addr: "[::1]:7420", Cache: "decode-0", Blocks: 2}
 	add("register_region_process", KindRegisterRegion, 2, &RegisterRegion{Name: "kv", ID: sampleLease, Kind: RegionProcess, Size: 1 << 30, Addr: 1 << 40}, nil).frame.FDs = 1
+	add("register_region_adopted", KindRegisterRegion, 2, &RegisterRegion{Name: "kv", ID: sampleLease, Kind: RegionMemfd, Size: 1 << 30, Offset: 16}, nil).frame.FDs = 1
 	add("ok_register_region_process", KindOK, 2, &RegionInfo{Region: 1, MemoryKind: "process", Guarantee: GuaranteeLiveClient}, nil)
 	add("register_cache_instance", KindRegisterCache, 4, &RegisterCache{Name: "decode-0", Region: 1, Model: "smollm2", Layout: sampleLayout(), NumBlocks: 728,
 		Instance: "decode", InstanceKey: sampleSecret()}, nil)

@@ -137,6 +137,9 @@ func (r *RegisterRegion) Validate() error {
 	if r.Size < 1 || r.Size > MaxRegionBytes {
 		return fault.Invalid(op, "size", "%d, allowed 1..%d", r.Size, MaxRegionBytes)
 	}
+	if r.Offset > MaxRegionBytes || r.Kind == RegionProcess && r.Offset != 0 {
+		return fault.Invalid(op, "offset", "%d, allowed 0..%d, and 0 with kind %s", r.Offset, MaxRegionBytes, RegionProcess)
+	}
 	return nil
 }
 

@@ -44,6 +44,11 @@ func TestValidateNamesFieldAndRange(t *testing.T) {
 		{&region, func(v validator) { v.(*RegisterRegion).Kind = long }, "kind"},
 		{&region, func(v validator) { v.(*RegisterRegion).Size = 0 }, "size"},
 		{&region, func(v validator) { v.(*RegisterRegion).Size = ^uint64(0) }, "size"},
+		{&region, func(v validator) { v.(*RegisterRegion).Offset = MaxRegionBytes + 1 }, "offset"},
+		{&region, func(v validator) {
+			r := v.(*RegisterRegion)
+			r.Kind, r.Addr, r.Offset = RegionProcess, 4096, 16
+		}, "offset"},
 		{&cache, func(v validator) { v.(*RegisterCache).Name = "/" }, "name"},
 		{&cache, func(v validator) { v.(*RegisterCache).Model = "" }, "model"},
 		{&cache, func(v validator) { v.(*RegisterCache).Revision = long }, "revision"},

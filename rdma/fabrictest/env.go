@@ -242,7 +242,11 @@ func (e *env) region(on *node, n, misalign int, c Class) *region {
 	e.t.Helper()
 	r := &region{e: e, name: fmt.Sprintf("%s%d", on.name, e.ids.Add(1)), mem: alloc(e.t, n, misalign)}
 	Fill(r.mem.Bytes(), c, e.rng.Uint64())
-	reg, err := on.p.Register(r.mem.Host(r.name))
+	m := r.mem.Host(r.name)
+	if e.h.Memory != nil {
+		m = e.h.Memory(m)
+	}
+	reg, err := on.p.Register(m)
 	e.must(err, "Register of %d bytes", n)
 	r.Region = reg
 	e.mu.Lock()

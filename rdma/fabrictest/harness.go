@@ -18,6 +18,10 @@ type Harness struct {
 	// that reason; an ability that is absent without a reason fails the suite.
 	NoCut, NoStall string
 
+	// Memory, where it is set, describes the suite's mapped memory to a provider in another way that reaches the same
+	// bytes: as rdma.MemoryProcess over this process's own /proc/self/mem, for example. It is called once a region.
+	Memory func(m rdma.Memory) rdma.Memory
+
 	// Bound limits every wait for something that must happen. 0 means 20 s. It is no measure of speed: only a provider
 	// that never does the thing reaches it.
 	Bound time.Duration

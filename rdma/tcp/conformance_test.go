@@ -15,13 +15,15 @@ import (
 )
 
 // TestConformance runs the contract's suite. Every session has a relay of its own, which cuts it or holds its bytes.
-func TestConformance(t *testing.T) { conform(t, nil) }
+func TestConformance(t *testing.T) { fabrictest.Run(t, fabrictest.Harness{New: suitePair(nil)}) }
 
 // TestConformanceOverTLS runs it over lanes that carry TLS.
-func TestConformanceOverTLS(t *testing.T) { conform(t, newIdentity(t)) }
+func TestConformanceOverTLS(t *testing.T) {
+	fabrictest.Run(t, fabrictest.Harness{New: suitePair(newIdentity(t))})
+}
 
-func conform(t *testing.T, id *peertls.Identity) {
-	fabrictest.Run(t, fabrictest.Harness{New: func(t testing.TB, clock rdma.Clock) fabrictest.Pair {
+func suitePair(id *peertls.Identity) func(t testing.TB, clock rdma.Clock) fabrictest.Pair {
+	return func(t testing.TB, clock rdma.Clock) fabrictest.Pair {
 		a, b := suiteNode(t, clock, id), suiteNode(t, clock, id)
 		var ids atomic.Uint64
 		var mu sync.Mutex
@@ -52,7 +54,7 @@ func conform(t *testing.T, id *peertls.Identity) {
 			Cut:         func(s fabrictest.Session) { of(s).cut() },
 			Stall:       func(s fabrictest.Session) func() { return of(s).stall() },
 		}
-	}})
+	}
 }
 
 // suiteProvider is a provider with its peer port; the suite closes the provider.

@@ -1,5 +1,6 @@
-// Package tcp is the provider of the fabric contract over TCP: scatter lists between registered host memory of two
-// nodes, one system call for many ranges, no copy in user space unless lanes carry TLS.
+// Package tcp is the provider of the fabric contract over TCP: scatter lists between registered memory of two nodes. Of
+// host memory one system call moves many ranges, without a copy in user space unless lanes carry TLS; memory of another
+// process (the second way) costs a copy and a call for each range: process.go.
 //
 // Terms. A lane is one TCP connection of a session; a session has a few, and each operation travels on the one with
 // the least to do. Operations become frames (docs/protocol.md has the bytes). A gate stands before every piece
@@ -41,12 +42,13 @@
 //   - in random histories exactly the permitted bytes change: TestRandomOpsChangeExactlyWhatTheyMay
 //   - every operation completes once, before EventDown: TestPeerDeath; Close never waits for the peer: TestCloseWithAStoppedPeer
 //   - Post takes what the window holds, by count and bytes: TestBackPressure
-//   - a fault in memory ends one operation, not the lane: TestMemoryFaults, TestHoleInFullTmpfs
+//   - a fault in memory ends one operation, not the lane: TestMemoryFaults, TestHoleInFullTmpfs, TestProcessMemoryFaults
+//   - memory of another process keeps the same contract: TestProcessConformance; its death is typed: TestProcessDeath
 //   - nobody without the secret gets a lane: TestHelloIsChecked; a malformed frame ends the session: TestMalformedFramesEndTheSession
 //   - a peer cannot make a target keep more than a bound: TestAPeerThatDoesNotReadIsHeldBack,
 //     TestArrivalsThatNobodyPollsHoldTheLaneBack
 //   - no goroutine or descriptor outlives Close: TestProviderCloseLeavesNothing and TestMain
-//   - no allocation for a block: TestNoAllocationPerBlock
+//   - no allocation for a block: TestNoAllocationPerBlock, TestProcessNoAllocationPerBlock
 //   - all of this holds over TLS too: TestConformanceOverTLS, TestMemoryFaults; nobody's lane is clear where TLS is wanted, and
 //     a lane's secret goes to the node that is meant: TestLanesAgreeOnTLS, TestLaneOfAnotherNode
 //   - bytes on the wire do not change within a version: TestGoldenFrames

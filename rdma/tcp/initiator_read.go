@@ -122,7 +122,7 @@ func (l *initLane) place(o *op, h *header) (fault.Code, error) {
 	}
 	var local fault.Code
 	if n > 0 {
-		l.rx.begin()
+		l.rx.begin(o.region)
 		for left := n; left > 0; {
 			x := o.step(&o.in, left)
 			l.rx.add(o.region.base+uintptr(x.Local), x.Len)

@@ -130,6 +130,7 @@ func (l *initLane) build(o *op) bool {
 	h.put(l.tx.ctl)
 	l.tx.begin(headerLen+n*descLen, o)
 	if !read {
+		l.tx.from(o.region)
 		for left := sum; left > 0; {
 			x := o.step(&o.out, left)
 			l.tx.add(o.region.base+uintptr(x.Local), x.Len)

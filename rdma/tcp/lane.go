@@ -25,8 +25,11 @@ type lane struct {
 }
 
 const (
-	txCtl   = 8 << 10 // of a lane's control memory; the rest is the receiver's
-	laneCtl = 16 << 10
+	// A lane's control memory: the sender's part, the receiver's, and a scratch for each, whose pages cost nothing until
+	// memory of another process is moved.
+	txCtl   = 8 << 10
+	bothCtl = 16 << 10
+	laneCtl = bothCtl + 2*processScratch
 )
 
 // carrier is the connection of a lane to be.
@@ -51,8 +54,9 @@ func (p *Provider) setup(l *lane, index int, c *carrier) error {
 		return fault.Wrap(fault.Internal, "map control memory", err)
 	}
 	l.index, l.conn, l.raw, l.ctl = index, c.conn, c.raw, ctl
-	l.tx.init(c.raw, ctl[:txCtl], p.filler)
-	l.rx.init(c.raw, ctl[txCtl:], p.sink)
+	scratch := ctl[bothCtl:]
+	l.tx.init(c.raw, ctl[:txCtl], p.filler, scratch[:processScratch])
+	l.rx.init(c.raw, ctl[txCtl:bothCtl], p.sink, scratch[processScratch:])
 	if c.secure != nil {
 		l.tx.secure, l.rx.secure = newSecureTx(c.secure), newSecureRx(c.secure)
 	}

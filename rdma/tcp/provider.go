@@ -65,7 +65,7 @@ func (p *Provider) Name() string { return "tcp" }
 
 // Caps says what the options allow.
 func (p *Provider) Caps() rdma.Caps {
-	return rdma.Caps{Kinds: []rdma.MemoryKind{rdma.MemoryHost}, Write: true, Read: true, ChecksDeadline: true, ChecksBounds: true,
+	return rdma.Caps{Kinds: []rdma.MemoryKind{rdma.MemoryHost, rdma.MemoryProcess}, Write: true, Read: true, ChecksDeadline: true, ChecksBounds: true,
 		MaxRanges: p.opt.MaxRanges, MaxOpBytes: p.opt.MaxOpBytes, MaxInFlight: p.opt.MaxInFlight, MaxInFlightLen: p.opt.MaxInFlightLen}
 }
 

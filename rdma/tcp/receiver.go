@@ -21,14 +21,18 @@ type receiver struct {
 
 	secure *secureRx // nil: bytes come straight from the socket
 
-	sink   []byte // where payload goes that nobody may place
-	vec    []iovec
-	first  int
-	gate   entrance
-	left   uint64 // payload bytes not read yet; 0: fill
-	placed uint64
-	status fault.Code // why payload goes to the sink
-	err    error
+	sink []byte // where payload goes that nobody may place
+	// scratch is where payload for memory of another process stands until it is placed; process is the descriptor, or
+	// noProcess. See process.go.
+	scratch []byte
+	process int
+	vec     []iovec
+	first   int
+	gate    entrance
+	left    uint64 // payload bytes not read yet; 0: fill
+	placed  uint64
+	status  fault.Code // why payload goes to the sink
+	err     error
 }
 
 const (
@@ -39,8 +43,8 @@ const (
 	chunk = 256 << 10
 )
 
-func (r *receiver) init(raw syscall.RawConn, ctl, sink []byte) {
-	*r = receiver{raw: raw, ctl: ctl[:receiverCtl:receiverCtl], sink: sink, vec: make([]iovec, 0, maxCount+1)}
+func (r *receiver) init(raw syscall.RawConn, ctl, sink, scratch []byte) {
+	*r = receiver{raw: raw, ctl: ctl[:receiverCtl:receiverCtl], sink: sink, scratch: scratch, vec: make([]iovec, 0, maxCount+1)}
 	r.try = r.attempt
 }
 
@@ -57,8 +61,10 @@ func (r *receiver) fill(n, more int) error {
 // drop consumes n control bytes.
 func (r *receiver) drop(n int) { r.have = copy(r.ctl, r.ctl[n:r.have]) }
 
-// begin starts a payload; its places are added with add.
-func (r *receiver) begin() { r.vec, r.first, r.left, r.want = r.vec[:0], 0, 0, 0 }
+// begin starts a payload for a region; its places are added with add.
+func (r *receiver) begin(to *region) {
+	r.vec, r.first, r.left, r.want, r.process = r.vec[:0], 0, 0, 0, to.process
+}
 
 func (r *receiver) add(base uintptr, n uint64) {
 	r.vec = append(r.vec, iovec{base, n})
@@ -101,6 +107,8 @@ func (r *receiver) attempt(fd uintptr) bool {
 			n, e = r.readControl(fd)
 		case r.status != 0:
 			n, e = r.readSink(fd)
+		case r.process != noProcess:
+			n, e = r.receiveProcess(fd)
 		default:
 			if st := r.gate.enter(); st != 0 {
 				r.status = st

@@ -7,32 +7,48 @@ import (
 	"github.com/kvxfer/kvxfer/rdma"
 )
 
-// region is registered host memory. TCP needs nothing from the kernel for it, so registering is bookkeeping.
+// region is registered memory. TCP needs nothing from the kernel for it, so registering is bookkeeping.
 type region struct {
-	p      *Provider
-	mem    rdma.Memory
-	base   uintptr
-	closed atomic.Bool
+	p       *Provider
+	mem     rdma.Memory
+	base    uintptr // where it begins: here, or in the other process
+	process int     // descriptor of that process's memory; noProcess: mapped here
+	closed  atomic.Bool
 }
 
-// Register makes host memory usable; other kinds give NotSupported.
+// Register makes mapped memory and memory of another process usable; other kinds give NotSupported.
 func (p *Provider) Register(m rdma.Memory) (rdma.Region, error) {
-	if m.Kind != rdma.MemoryHost {
+	r := &region{p: p, mem: m, process: noProcess}
+	invalid := func(field, detail string) error {
+		return &fault.Error{Code: fault.InvalidArgument, Op: "register", Region: m.Name, Field: field, Detail: detail}
+	}
+	switch m.Kind {
+	case rdma.MemoryHost:
+		if m.Base == nil && m.Len > 0 {
+			return nil, invalid("Base", "nil, want mapped memory")
+		}
+		r.base = uintptr(m.Base)
+	case rdma.MemoryProcess:
+		if m.FD <= 0 {
+			return nil, invalid("FD", "not above 0, want a descriptor of the process's memory")
+		}
+		if m.Addr >= 1<<62 || m.Len >= 1<<62 { // it is a file's offset, which has a sign
+			return nil, invalid("Addr", "address or length is not below 2^62")
+		}
+		r.base, r.process = uintptr(m.Addr), m.FD
+	default:
 		return nil, &fault.Error{Code: fault.NotSupported, Op: "register", Region: m.Name,
-			Detail: "the tcp provider reaches host memory only, not " + m.Kind.String()}
+			Detail: "the tcp provider reaches memory of the kinds host and process only, not " + m.Kind.String()}
 	}
-	if m.Base == nil && m.Len > 0 {
-		return nil, &fault.Error{Code: fault.InvalidArgument, Op: "register", Region: m.Name, Field: "Base", Detail: "nil, want mapped memory"}
-	}
-	if uint64(uintptr(m.Base))+m.Len < m.Len {
-		return nil, &fault.Error{Code: fault.InvalidArgument, Op: "register", Region: m.Name, Field: "Len", Detail: "the memory would pass the end of the address space"}
+	if uint64(r.base)+m.Len < m.Len {
+		return nil, invalid("Len", "the memory would pass the end of the address space")
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
 		return nil, errClosed("register")
 	}
-	return &region{p: p, mem: m, base: uintptr(m.Base)}, nil
+	return r, nil
 }
 
 func (r *region) Memory() rdma.Memory { return r.mem }

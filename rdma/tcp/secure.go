@@ -6,6 +6,8 @@ import (
 	"runtime/debug"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kvxfer/kvxfer/internal/fault"
 )
 
@@ -50,6 +52,9 @@ func (r *receiver) runSecure() error {
 		case r.status != 0:
 			n = int(min(r.left, uint64(len(b))))
 			r.advance(uint64(n), false)
+		case r.process != noProcess:
+			n, r.status = r.writeIn(b)
+			r.advance(uint64(n), true)
 		default:
 			// A fault in mid-copy has placed something that is not counted; what is left, that included, goes nowhere.
 			n, r.status = r.copyIn(b)
@@ -77,6 +82,23 @@ func (r *receiver) copyIn(b []byte) (int, fault.Code) {
 	}, &n)
 }
 
+// writeIn is copyIn for memory of another process, one range at a time.
+func (r *receiver) writeIn(b []byte) (int, fault.Code) {
+	v := r.vec[r.first]
+	if st := r.gate.enter(); st != 0 {
+		return 0, st
+	}
+	defer r.gate.leave()
+	n, err := unix.Pwrite(r.process, b[:min(uint64(len(b)), v.len)], int64(v.base))
+	switch {
+	case err == unix.EINTR:
+		return 0, 0
+	case err != nil || n == 0:
+		return 0, fault.MemoryFault
+	}
+	return n, 0
+}
+
 // secureTx is the sending side.
 type secureTx struct {
 	conn *tls.Conn
@@ -93,6 +115,17 @@ func (s *sender) flushSecure(wait bool) (bool, error) {
 	}
 	x := s.secure
 	for s.control+s.payload+s.trailer > 0 {
+		if s.process != noProcess {
+			if s.payload > 0 && s.n == 0 {
+				if s.stageNext(); s.process == noProcess {
+					continue // given up: the rest is filler
+				}
+			}
+			if _, err := x.conn.Write(x.out[:s.takeStaged(x.out)]); err != nil {
+				return false, err
+			}
+			continue
+		}
 		n, st := s.copyOut(x.out)
 		if st != 0 {
 			s.fill(st)
@@ -104,6 +137,22 @@ func (s *sender) flushSecure(wait bool) (bool, error) {
 		}
 	}
 	return true, nil
+}
+
+// takeStaged moves control bytes, what is staged and, behind the last of it, the trailer into b.
+func (s *sender) takeStaged(b []byte) int {
+	n := copy(b, s.ctl[s.head-int(s.control):s.head])
+	s.control -= uint64(n)
+	k := uint64(copy(b[n:], s.scratch[s.off:s.off+s.n]))
+	s.off, s.n, s.payload = s.off+k, s.n-k, s.payload-k
+	n += int(k)
+	if s.control+s.payload == 0 {
+		k = uint64(copy(b[n:], s.ctl[senderCtl-int(s.trailer):senderCtl]))
+		s.trailer -= k
+		n += int(k)
+	}
+	s.begun = s.begun || n > 0
+	return n
 }
 
 // copyOut copies what comes next of the frame, payload inside the gate.

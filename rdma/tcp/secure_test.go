@@ -95,7 +95,7 @@ func TestLanesAgreeOnTLS(t *testing.T) {
 	// A lane that does otherwise than the parameters say is told so, whatever its hello says.
 	sid, params := accept(plain)
 	params[4] |= paramTLS
-	done := make(chan error, 1)
+	done := make(chan error, 64) // one a lane
 	port, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer port.Close()

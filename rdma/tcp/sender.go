@@ -24,8 +24,9 @@ type sender struct {
 	payload uint64 // bytes left of payload
 	trailer uint64 // bytes left of trailer
 	begun   bool
-	status  fault.Code // why the payload became filler or, when nothing was sent yet, why the frame was dropped
-	err     error
+	stage
+	status fault.Code // why the payload became filler or, when nothing was sent yet, why the frame was dropped
+	err    error
 }
 
 const senderCtl = headerLen + maxCount*resultLen + trailerLen
@@ -33,8 +34,9 @@ const senderCtl = headerLen + maxCount*resultLen + trailerLen
 // chunkVecs bounds one system call's list; the kernel takes 1024.
 const chunkVecs = 512
 
-func (s *sender) init(raw syscall.RawConn, ctl, filler []byte) {
+func (s *sender) init(raw syscall.RawConn, ctl, filler, scratch []byte) {
 	*s = sender{raw: raw, ctl: ctl[:senderCtl:senderCtl], filler: filler, vec: make([]iovec, 0, maxCount+2)}
+	s.scratch = scratch
 	s.try = s.attempt
 }
 
@@ -43,6 +45,7 @@ func (s *sender) begin(n int, g entrance) {
 	s.vec = append(s.vec[:0], iov(s.ctl[:n]))
 	s.first, s.control, s.payload, s.trailer = 0, uint64(n), 0, 0
 	s.gate, s.begun, s.status, s.err = g, false, 0, nil
+	s.process = noProcess
 }
 
 func (s *sender) add(base uintptr, n uint64) {
@@ -74,6 +77,17 @@ func (s *sender) flush(wait bool) (bool, error) {
 // attempt runs inside RawConn.Write, which waits for room in the socket between two attempts: no gate is held then.
 func (s *sender) attempt(fd uintptr) bool {
 	for s.control+s.payload+s.trailer > 0 {
+		if s.process != noProcess {
+			switch e := s.sendProcess(fd); e {
+			case 0, syscall.EINTR:
+				continue
+			case syscall.EAGAIN:
+				return !s.wait
+			default:
+				s.err = e
+				return true
+			}
+		}
 		gated := s.payload > 0 && s.gate != nil
 		if gated {
 			if st := s.gate.enter(); st != 0 {

@@ -127,7 +127,7 @@ func (l *targetLane) writeFrame(h *header) error {
 			return err
 		}
 	default:
-		l.rx.begin()
+		l.rx.begin(w.region)
 		for _, d := range l.descs {
 			l.rx.add(w.region.base+uintptr(d.off), d.len)
 		}

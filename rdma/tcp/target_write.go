@@ -187,6 +187,7 @@ func (l *targetLane) serve(r *request) (fault.Code, error) {
 		h.payload = uint32(n)
 		h.put(l.tx.ctl)
 		l.tx.begin(headerLen, w)
+		l.tx.from(w.region)
 		for left := n; left > 0; {
 			d := r.descs[i]
 			k := min(d.len-off, left)

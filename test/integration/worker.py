@@ -5,7 +5,9 @@ The parent's :class:`Worker` sends a JSON object a line and reads one back; :cla
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
 import os
 import signal
 import subprocess
@@ -14,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import kvxfer
+import numpy as np
 
-from contents import allocate
+from contents import MODEL, Bytes, allocate, random_bytes
 
 
 class CallError(Exception):
@@ -80,12 +83,30 @@ class Service:
     def __init__(self, socket: str) -> None:
         self.client = kvxfer.connect(socket)
         self.caches: dict[str, kvxfer.Cache] = {}
+        self.arrays: dict[str, Bytes] = {}
         self.leases: list[kvxfer.Lease] = []
         self.pushes: list[kvxfer.Push] = []
 
     def allocate(self, name: str, layout: dict[str, Any], num_blocks: int, seed: int | None = None) -> None:
         """Allocate a cache of this worker."""
         self.caches[name] = allocate(self.client, name, kvxfer.Layout(**layout), num_blocks, seed)
+
+    def adopt(self, name: str, layout: dict[str, Any], num_blocks: int, seed: int, way: str) -> str:
+        """Register an array of this worker as a cache; its guarantee."""
+        lay = kvxfer.Layout(**layout)
+        array = np.frombuffer(mmap.mmap(-1, lay.block_bytes * num_blocks, mmap.MAP_PRIVATE), np.uint8)
+        array[:] = random_bytes(lay, num_blocks, seed).reshape(-1)
+        self.arrays[name] = array
+        self.caches[name] = self.client.register_cache(
+            name, model=MODEL, layout=lay, tensors=array, num_blocks=num_blocks, adopt=way
+        )
+        return self.caches[name].guarantee
+
+    def unmap(self, name: str) -> None:
+        """Take the pages of a registered array away from under it."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        array = self.arrays[name]
+        assert libc.munmap(ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes)) == 0
 
     def lease(self, cache: str, blocks: list[int], ttl: float = 30) -> tuple[int, str]:
         """Lease blocks; the lease's number here, and its ticket."""
