@@ -37,6 +37,7 @@ type Options struct {
 	Store     *blockdb.DB
 	Dialer    Dialer
 	Directory Directory
+	Finder    Finder // nil: nothing is known of other nodes
 	Tracer    trace.Tracer
 	Logger    *slog.Logger
 	Limits    Limits // zero: DefaultLimits

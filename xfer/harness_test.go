@@ -285,6 +285,7 @@ type worker struct {
 	notes     map[uint64][]byte
 	transfers map[uint64]wire.TransferEvent
 	released  map[uint64]bool
+	granted   []grantedEvent
 	ends      map[uint64]int // events that ended a lease or transfer; they share one row of numbers
 	onEvent   func()         // called by the engine's goroutine with each end
 }
@@ -327,6 +328,16 @@ func (w *worker) LeaseEnded(ev wire.LeaseEvent, note []byte) {
 		w.onEvent()
 	}
 	w.note(func() { w.leases[ev.Lease], w.notes[ev.Lease] = ev, note; w.ends[ev.Lease]++ })
+}
+
+// grantedEvent is an EVENT_GRANTED.
+type grantedEvent struct {
+	wire.GrantedEvent
+	blocks []uint32
+}
+
+func (w *worker) Granted(ev wire.GrantedEvent, blocks []uint32) {
+	w.note(func() { w.granted = append(w.granted, grantedEvent{ev, blocks}) })
 }
 
 func (w *worker) TransferEnded(ev wire.TransferEvent) {

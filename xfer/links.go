@@ -184,6 +184,9 @@ func (ls *linkState) frame(f wire.Frame) error {
 	case f.Kind == wire.KindPeerBye:
 		return nil // the peer refuses new transfers by itself
 	}
+	if take, ok := requestFrames[f.Kind]; ok && take.bySource != source {
+		return take.f(ls, f)
+	}
 	return fault.New(fault.ProtocolViolation, "link", "%s is not allowed here", f.Kind)
 }
 

@@ -247,6 +247,10 @@ func (s sink) LeaseEnded(ev wire.LeaseEvent, notification []byte) {
 	s.event(wire.KindEventLease, &ev, notification)
 }
 
+func (s sink) Granted(ev wire.GrantedEvent, blocks []uint32) {
+	s.event(wire.KindEventGranted, &ev, wire.AppendU32s(nil, blocks))
+}
+
 func (s sink) TransferEnded(ev wire.TransferEvent) { s.event(wire.KindEventTransfer, &ev, nil) }
 
 func (s sink) Released(ev wire.Released) { s.event(wire.KindEventReleased, &ev, nil) }

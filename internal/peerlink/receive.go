@@ -93,7 +93,14 @@ func (l *link) receive(f wire.Frame) error {
 		if f.Kind == wire.KindBind && f.Request == 0 {
 			return violation("request_id", "0 in %s, which is answered", f.Kind)
 		}
-	case wire.KindDone, wire.KindEnded:
+	case wire.KindGrant, wire.KindGrantRenew, wire.KindFind, wire.KindOpenBlock, wire.KindGrantRevoke, wire.KindClaimed:
+		if l.dialed {
+			return violation("kind", "%s to the side that dialed", f.Kind)
+		}
+		if f.Request == 0 && f.Kind != wire.KindGrantRevoke && f.Kind != wire.KindClaimed {
+			return violation("request_id", "0 in %s, which is answered", f.Kind)
+		}
+	case wire.KindDone, wire.KindEnded, wire.KindGrantLayers, wire.KindGrantEnded, wire.KindClaim:
 		if !l.dialed {
 			return violation("kind", "%s from the side that dialed", f.Kind)
 		}
