@@ -1,9 +1,7 @@
 package xfer
 
 import (
-	"context"
 	"fmt"
-	"sync"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/internal/wire"
@@ -23,14 +21,9 @@ type cache struct {
 	geometry layout.Geometry
 	store    *blockdb.Cache // set once, before the cache is known to anybody
 
-	mu     sync.Mutex
-	held   []uint32 // how many pushes read the block
-	users  int      // leases and pushes whose memory is not released
-	unused chan struct{}
-	ending bool
-	// quarantined: a fence failed, so the memory is never given back.
-	quarantined bool
-	stuck       bool // under Engine.mu: it is quarantined and its end was tried
+	usage          // leases and transfers whose memory is not released
+	held  []uint32 // under usage.mu: how many pushes and read leases have the block read
+	stuck bool     // under Engine.mu: it is quarantined and its end was tried
 }
 
 func newCache(e *Engine, c *client, r *region, spec wire.RegisterCache) *cache {
@@ -45,61 +38,11 @@ func (ca *cache) identity() layout.Identity {
 
 func (ca *cache) digest() [32]byte { return ca.geometry.Layout.Digest(ca.geometry.NumBlocks) }
 
-// use counts a lease or push in; the caller holds ca.mu.
-func (ca *cache) use(op string) error {
-	if ca.ending {
-		return fault.New(fault.NotFound, op, "cache %q is being dropped", ca.name)
-	}
-	ca.users++
-	return nil
-}
-
-// unuse counts it out.
-func (ca *cache) unuse() {
+// hold marks blocks that a push or a read lease has read. Blocks that may be written are refused.
+func (ca *cache) hold(op string, blocks []uint32) (err error) {
 	ca.mu.Lock()
 	defer ca.mu.Unlock()
-	if ca.users--; ca.users == 0 && ca.unused != nil {
-		close(ca.unused)
-		ca.unused = nil
-	}
-}
-
-// waitUnused waits until no lease or push can touch the memory.
-func (ca *cache) waitUnused(ctx context.Context) error {
-	ca.mu.Lock()
-	for ca.users > 0 {
-		if ca.unused == nil {
-			ca.unused = make(chan struct{})
-		}
-		ch := ca.unused
-		ca.mu.Unlock()
-		select {
-		case <-ch:
-		case <-ctx.Done():
-			return fault.From("drop_cache", ctx.Err())
-		}
-		ca.mu.Lock()
-	}
-	bad := ca.quarantined
-	ca.mu.Unlock()
-	if bad {
-		return fault.New(fault.Internal, "drop_cache", "a fence on cache %q failed: its memory is quarantined", ca.name)
-	}
-	return nil
-}
-
-// fenced says whether nothing can touch the memory any more, whatever else went wrong.
-func (ca *cache) fenced() bool {
-	ca.mu.Lock()
-	defer ca.mu.Unlock()
-	return ca.users == 0 && !ca.quarantined
-}
-
-// hold marks a push's source blocks. Blocks that a peer may write are refused.
-func (ca *cache) hold(blocks []uint32) (err error) {
-	ca.mu.Lock()
-	defer ca.mu.Unlock()
-	if err := ca.use("push"); err != nil {
+	if err := ca.useLocked(op, ca.name); err != nil {
 		return err
 	}
 	defer func() {
@@ -113,7 +56,7 @@ func (ca *cache) hold(blocks []uint32) (err error) {
 			return err
 		}
 		if r.State != blockdb.Free && r.State != blockdb.Committed {
-			return &fault.Error{Code: fault.BlocksBusy, Op: "push", Region: ca.name, Field: "blocks",
+			return &fault.Error{Code: fault.BlocksBusy, Op: op, Region: ca.name, Field: "blocks",
 				Detail: fmt.Sprintf("block %d is %s", b, r.State)}
 		}
 	}
@@ -133,16 +76,16 @@ func (ca *cache) unhold(blocks []uint32) {
 }
 
 // grant moves blocks to LEASED in the store. It is durable when it returns.
-func (ca *cache) grant(rec blockdb.LeaseRecord) (uint64, error) {
+func (ca *cache) grant(op string, rec blockdb.LeaseRecord) (uint64, error) {
 	ca.mu.Lock()
 	defer ca.mu.Unlock()
 	for _, b := range rec.Blocks {
 		if ca.held[b] > 0 {
-			return 0, &fault.Error{Code: fault.BlocksBusy, Op: "lease", Region: ca.name, Field: "blocks",
-				Detail: fmt.Sprintf("block %d is held by a transfer", b)}
+			return 0, &fault.Error{Code: fault.BlocksBusy, Op: op, Region: ca.name, Field: "blocks",
+				Detail: fmt.Sprintf("block %d is held: a push or a read lease has it read", b)}
 		}
 	}
-	if err := ca.use("lease"); err != nil {
+	if err := ca.useLocked(op, ca.name); err != nil {
 		return 0, err
 	}
 	gen, err := ca.store.Grant(rec)

@@ -14,13 +14,13 @@ import (
 
 // client is an attached process. Its fields are under Engine.mu.
 type client struct {
-	id      ClientID
-	info    ClientInfo
-	sink    Sink
-	gone    bool
-	regions map[uint64]*region
-	leases  int
-	pushes  int
+	id        ClientID
+	info      ClientInfo
+	sink      Sink
+	gone      bool
+	regions   map[uint64]*region
+	leases    int
+	transfers int
 }
 
 // region is memory of a client, registered with every provider.
@@ -32,7 +32,10 @@ type region struct {
 	mapping Mapping
 	inner   map[string]rdma.Region // by provider
 	cache   *cache                 // under Engine.mu
+	usage                          // advertisements and transfers of raw memory
 }
+
+func (r *region) use(op string) error { return r.usage.use(op, r.name) }
 
 // close deregisters everywhere, which fences, and unmaps. If a provider cannot fence, the mapping stays for ever.
 func (r *region) close(e *Engine) error {
@@ -126,6 +129,12 @@ func (e *Engine) ClientGone(id ClientID) {
 					}
 				}
 			}
+			if err := e.endUses(e.ctx, r, "deregister_region", fault.ClientGone); err != nil {
+				e.o.Logger.Error("region of a dead client could not be ended", "region", r.name, "error", err)
+				if !r.fenced() {
+					continue // quarantined: its memory stays mapped
+				}
+			}
 			if err := r.close(e); err != nil {
 				e.o.Logger.Error("region of a dead client could not be closed", "region", r.name, "error", err)
 			}
@@ -192,8 +201,8 @@ func (e *Engine) addRegion(op string, id ClientID, reg *region, insert bool) err
 	return nil
 }
 
-// DeregisterRegion fences and unmaps. Its cache must have been dropped.
-func (e *Engine) DeregisterRegion(_ context.Context, id ClientID, regionID uint64) error {
+// DeregisterRegion ends what uses raw memory, fences and unmaps. A cache in it must have been dropped.
+func (e *Engine) DeregisterRegion(ctx context.Context, id ClientID, regionID uint64) error {
 	const op = "deregister_region"
 	e.mu.Lock()
 	c, err := e.lookup(op, id)
@@ -207,13 +216,21 @@ func (e *Engine) DeregisterRegion(_ context.Context, id ClientID, regionID uint6
 		err = fault.New(fault.NotFound, op, "no region %d", regionID)
 	case r.cache != nil:
 		err = fault.Invalid(op, "region", "cache %q lies in it; drop the cache first", r.cache.name)
-	default:
-		delete(c.regions, regionID)
 	}
 	e.mu.Unlock()
 	if err != nil {
 		return err
 	}
+	if err := e.endUses(ctx, r, op, fault.LeaseRevoked); err != nil {
+		return err
+	}
+	e.mu.Lock()
+	if c.regions[regionID] != r { // it was ended meanwhile, with its client or by another call
+		e.mu.Unlock()
+		return nil
+	}
+	delete(c.regions, regionID)
+	e.mu.Unlock()
 	return r.close(e)
 }
 
@@ -256,6 +273,8 @@ func (e *Engine) RegisterCache(ctx context.Context, id ClientID, r wire.Register
 		err = fault.New(fault.AlreadyExists, op, "a cache %q is registered on this node", r.Name)
 	case reg.cache != nil:
 		err = fault.New(fault.AlreadyExists, op, "cache %q lies in this region", reg.cache.name)
+	case !reg.fenced():
+		err = fault.Invalid(op, "region", "%q is in use as raw memory: end its advertisements and transfers first", reg.name)
 	}
 	if err != nil {
 		e.mu.Unlock()
@@ -308,7 +327,7 @@ func (e *Engine) RegisterCache(ctx context.Context, id ClientID, r wire.Register
 	return wire.CacheInfo{Cache: ca.id, BlockBytes: r.Layout.BlockBytes()}, served, nil
 }
 
-// DropCache ends a cache's leases and pushes, waits for their fences and forgets its blocks.
+// DropCache ends a cache's leases and transfers, waits for their fences and forgets its blocks.
 func (e *Engine) DropCache(ctx context.Context, id ClientID, cacheID uint64) error {
 	ca, err := e.ownCache("drop_cache", id, cacheID)
 	if err != nil {
@@ -319,24 +338,22 @@ func (e *Engine) DropCache(ctx context.Context, id ClientID, cacheID uint64) err
 
 // endCache is the one way a cache ends: code is what its leases end with. A second caller waits for the first.
 func (e *Engine) endCache(ctx context.Context, ca *cache, code fault.Code) error {
-	ca.mu.Lock()
-	ca.ending = true // nothing new begins from here on
-	ca.mu.Unlock()
-	for _, l := range e.allLeases() {
-		if l.cache == ca {
-			l.revoke(code)
+	ca.setEnding() // nothing new begins from here on
+	for _, g := range e.allGrants() {
+		if g.terms().cache == ca {
+			g.revoke(code)
 		}
 	}
 	pushCode := code
 	if code == fault.LeaseRevoked { // which a source hears when the target took its blocks back
 		pushCode = fault.Cancelled
 	}
-	for _, p := range e.allPushes() {
+	for _, p := range e.allTransfers() {
 		if p.cache == ca {
 			p.cancel(pushCode)
 		}
 	}
-	if err := ca.waitUnused(ctx); err != nil {
+	if err := ca.wait(ctx, "drop_cache", ca.name); err != nil {
 		e.mu.Lock()
 		ca.stuck = ca.stuck || ctx.Err() == nil
 		e.idle.Broadcast()
@@ -387,21 +404,50 @@ func (e *Engine) Blocks(id ClientID, cacheID uint64) (wire.BlocksInfo, []byte, e
 	return ca.states()
 }
 
-// Evict makes committed blocks FREE; after it returned nobody reads or serves them.
-func (e *Engine) Evict(_ context.Context, id ClientID, cacheID uint64, blocks []uint32) error {
-	ca, err := e.ownCache("evict", id, cacheID)
+// Evict takes blocks back from every peer and makes the committed ones FREE. Leases that touch them are revoked and fenced;
+// when it returns nil, nobody but the client can touch them. The client's own transfers are its own to cancel: blocks that
+// one of them holds are BlocksBusy, and nothing is changed.
+func (e *Engine) Evict(ctx context.Context, id ClientID, cacheID uint64, blocks []uint32) error {
+	const op = "evict"
+	ca, err := e.ownCache(op, id, cacheID)
 	if err != nil {
 		return err
 	}
-	if err := ca.geometry.CheckBlocks("evict", blocks); err != nil {
+	if err := ca.geometry.CheckBlocks(op, blocks); err != nil {
+		return err
+	}
+	if err := e.ownUse(op, ca, blocks); err != nil {
+		return err
+	}
+	if err := e.takeBack(ctx, op, e.touching(ca, blocks)); err != nil {
 		return err
 	}
 	ca.mu.Lock()
 	defer ca.mu.Unlock()
 	for _, b := range blocks {
-		if ca.held[b] > 0 {
-			return &fault.Error{Code: fault.BlocksBusy, Op: "evict", Region: ca.name, Field: "blocks", Detail: fmt.Sprintf("block %d is held by a transfer", b)}
+		if ca.held[b] > 0 { // by what began meanwhile
+			return &fault.Error{Code: fault.BlocksBusy, Op: op, Region: ca.name, Field: "blocks", Detail: fmt.Sprintf("block %d is held", b)}
 		}
 	}
 	return ca.store.Evict(blocks)
+}
+
+// ownUse refuses blocks that a transfer of the client itself holds.
+func (e *Engine) ownUse(op string, ca *cache, blocks []uint32) error {
+	named := make(map[uint32]bool, len(blocks))
+	for _, b := range blocks {
+		named[b] = true
+	}
+	for _, p := range e.allTransfers() {
+		if p.cache != ca {
+			continue
+		}
+		for _, b := range p.blocks {
+			if named[b] {
+				return &fault.Error{Code: fault.BlocksBusy, Op: op, Region: ca.name, Field: "blocks",
+					Detail: fmt.Sprintf("block %d is held by transfer %s of this client: cancel it first", b, hex16(p.transferID))}
+			}
+		}
+	}
+	return nil
 }

@@ -16,6 +16,7 @@ type Sink interface {
 	Granted(ev wire.GrantedEvent, blocks []uint32)
 	TransferEnded(wire.TransferEvent)
 	Released(wire.Released)
+	HolderEnded(ev wire.HolderEvent, notification []byte)
 }
 
 // ClientID names an attached client; the engine never reuses it.

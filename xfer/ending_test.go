@@ -20,7 +20,7 @@ import (
 // or the link's end finds it.
 func TestRefusedPartsAreNotLost(t *testing.T) {
 	for name, end := range map[string]func(n *fakeNode, l *fakeLink, w *worker, id uint64){
-		"cancel": func(n *fakeNode, _ *fakeLink, w *worker, id uint64) { n.engine.PushCancel(w.id, id) },
+		"cancel": func(n *fakeNode, _ *fakeLink, w *worker, id uint64) { n.engine.CancelTransfer(w.id, id) },
 		"cut":    func(_ *fakeNode, l *fakeLink, _ *worker, _ uint64) { l.Close(fault.ErrPeerLost) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -41,7 +41,7 @@ func TestRefusedPartsAreNotLost(t *testing.T) {
 			n.until(func() bool { return ev.Released || w.has(second) })
 			posts, _ := l.init.count()
 			assert.Equal(t, 1, posts)
-			n.engine.PushCancel(w.id, first)
+			n.engine.CancelTransfer(w.id, first)
 			w.transferEnd(first)
 			n.until(func() bool { return n.engine.Stats().Transfers == 0 })
 		})
@@ -100,7 +100,7 @@ func TestHeldUntilTheCompletion(t *testing.T) {
 	id := w.push(ticket(1), time.Hour, 1)
 	l.bound(w, 1, 1)
 	w.layer(id, 0)
-	n.engine.PushCancel(w.id, id)
+	n.engine.CancelTransfer(w.id, id)
 	ev := w.transferEnd(id)
 	assert.Equal(t, "Cancelled", ev.Error.Name)
 	assert.False(t, ev.Released)
@@ -405,7 +405,7 @@ func TestEventsComeBeforeTheEnd(t *testing.T) {
 		counts = append(counts, s.Leases+s.Transfers)
 	}
 	id := w.push(ticket(1), time.Hour, 1)
-	n.engine.PushCancel(w.id, id)
+	n.engine.CancelTransfer(w.id, id)
 	lease := w.lease(time.Hour, 1)
 	require.NoError(t, n.engine.Revoke(w.id, lease.Lease))
 	assert.Equal(t, []int{1, 1}, counts)

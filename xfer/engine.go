@@ -17,14 +17,14 @@ import (
 
 // Limits bound what one client may hold at a time.
 type Limits struct {
-	Clients int
-	Regions int // per client
-	Leases  int // per client
-	Pushes  int // per client
+	Clients   int
+	Regions   int // per client
+	Leases    int // per client
+	Transfers int // per client
 }
 
 // DefaultLimits are generous for an inference worker and small for an attacker.
-var DefaultLimits = Limits{Clients: 256, Regions: 64, Leases: 8192, Pushes: 8192}
+var DefaultLimits = Limits{Clients: 256, Regions: 64, Leases: 8192, Transfers: 8192}
 
 // Options compose an engine.
 type Options struct {
@@ -52,19 +52,19 @@ type Engine struct {
 	ctx  context.Context
 	wg   sync.WaitGroup
 
-	mu       sync.Mutex
-	idle     *sync.Cond // signalled when a lease or push is gone
-	draining bool
-	clients  map[ClientID]*client
-	caches   map[uint64]*cache
-	names    map[string]*cache // by name
-	leases   map[uint64]*lease
-	grants   map[blockdb.LeaseID]*lease
-	pushes   map[uint64]*push
-	links    map[Link]*linkState
-	sessions map[rdma.SessionID]*linkState
-	past     pastLeases
-	nextID   uint64
+	mu        sync.Mutex
+	idle      *sync.Cond // signalled when a lease or push is gone
+	draining  bool
+	clients   map[ClientID]*client
+	caches    map[uint64]*cache
+	names     map[string]*cache // by name
+	leases    map[uint64]grant
+	grants    map[blockdb.LeaseID]grant
+	transfers map[uint64]*transfer
+	links     map[Link]*linkState
+	sessions  map[rdma.SessionID]*linkState
+	past      pastLeases
+	nextID    uint64
 }
 
 // New starts an engine: one goroutine a provider.
@@ -78,7 +78,7 @@ func New(o Options) *Engine {
 	ctx, stop := context.WithCancel(context.Background())
 	e := &Engine{o: o, ctx: ctx, stop: stop,
 		clients: map[ClientID]*client{}, caches: map[uint64]*cache{}, names: map[string]*cache{},
-		leases: map[uint64]*lease{}, grants: map[blockdb.LeaseID]*lease{}, pushes: map[uint64]*push{},
+		leases: map[uint64]grant{}, grants: map[blockdb.LeaseID]grant{}, transfers: map[uint64]*transfer{},
 		links: map[Link]*linkState{}, sessions: map[rdma.SessionID]*linkState{}}
 	e.idle = sync.NewCond(&e.mu)
 	for _, p := range o.Providers {
@@ -102,14 +102,14 @@ func (e *Engine) Drain(ctx context.Context) {
 	e.mu.Lock()
 	e.draining = true
 	e.mu.Unlock()
-	for _, l := range e.allLeases() { // nobody can bind these any more, so there is nothing to wait for
+	for _, l := range e.allGrants() { // nobody can bind these any more, so there is nothing to wait for
 		l.revokeUnbound(fault.Draining)
 	}
 	e.waitIdle(ctx)
-	for _, l := range e.allLeases() {
+	for _, l := range e.allGrants() {
 		l.revoke(fault.Draining)
 	}
-	for _, p := range e.allPushes() {
+	for _, p := range e.allTransfers() {
 		p.cancel(fault.Draining)
 	}
 	// A fence never waits for a peer, so this is bounded; the limit only guards against a provider's defect.
@@ -122,7 +122,7 @@ func (e *Engine) Drain(ctx context.Context) {
 func (e *Engine) waitIdle(ctx context.Context) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.awaitLocked(ctx, func() bool { return len(e.leases)+len(e.pushes) == 0 })
+	e.awaitLocked(ctx, func() bool { return len(e.leases)+len(e.transfers) == 0 })
 }
 
 // awaitLocked waits until done says so or ctx ends. The caller holds e.mu, which is given up while waiting.
@@ -169,7 +169,7 @@ type Stats struct{ Clients, Caches, Leases, Transfers, Links int }
 func (e *Engine) Stats() Stats {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return Stats{Clients: len(e.clients), Caches: len(e.caches), Leases: len(e.leases), Transfers: len(e.pushes), Links: len(e.links)}
+	return Stats{Clients: len(e.clients), Caches: len(e.caches), Leases: len(e.leases), Transfers: len(e.transfers), Links: len(e.links)}
 }
 
 // Draining says whether Drain has begun.
@@ -179,21 +179,11 @@ func (e *Engine) Draining() bool {
 	return e.draining
 }
 
-func (e *Engine) allLeases() []*lease {
+func (e *Engine) allTransfers() []*transfer {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	out := make([]*lease, 0, len(e.leases))
-	for _, l := range e.leases {
-		out = append(out, l)
-	}
-	return out
-}
-
-func (e *Engine) allPushes() []*push {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	out := make([]*push, 0, len(e.pushes))
-	for _, p := range e.pushes {
+	out := make([]*transfer, 0, len(e.transfers))
+	for _, p := range e.transfers {
 		out = append(out, p)
 	}
 	return out

@@ -111,7 +111,7 @@ func TestEveryEndIsTyped(t *testing.T) {
 			source: fault.LeaseRevoked, target: fault.LeaseRevoked},
 		"lease expires":     {ttl: 100 * time.Millisecond, source: fault.LeaseExpired, target: fault.LeaseExpired},
 		"transfer deadline": {timeout: 100 * time.Millisecond, source: fault.DeadlineExceeded, target: fault.DeadlineExceeded},
-		"cancel": {end: func(_ *network, src, _ *worker, _, transfer uint64) { src.node.engine.PushCancel(src.id, transfer) },
+		"cancel": {end: func(_ *network, src, _ *worker, _, transfer uint64) { src.node.engine.CancelTransfer(src.id, transfer) },
 			source: fault.Cancelled, target: fault.Cancelled},
 		"target's client dies": {end: func(_ *network, _, dst *worker, _, _ uint64) { dst.node.engine.ClientGone(dst.id) },
 			source: fault.ClientGone, noTarget: true},
@@ -230,7 +230,7 @@ func TestBusyBlocksAreRefused(t *testing.T) {
 
 	src.layer(transfer, 0)
 	dst.until("a layer", func() bool { return len(dst.layers[lease.Lease]) == 1 })
-	src.node.engine.PushCancel(src.id, transfer)
+	src.node.engine.CancelTransfer(src.id, transfer)
 	src.transferEnd(transfer)
 	assert.NoError(t, ask(src, 6))
 	dst.leaseEnd(lease.Lease)
@@ -340,7 +340,7 @@ func TestManyTransfersAtOnce(t *testing.T) {
 				src.layer(transfers[i], layer)
 			}
 			if i%6 == 5 {
-				src.node.engine.PushCancel(src.id, transfers[i])
+				src.node.engine.CancelTransfer(src.id, transfers[i])
 				return
 			}
 			src.node.engine.PushFinish(src.id, transfers[i], nil)
@@ -385,7 +385,10 @@ func TestBadRequestsNameTheField(t *testing.T) {
 		return err
 	}
 	assert.Equal(t, "mode", field(ask("x", 1, 2)))
-	assert.ErrorIs(t, ask("read", 1, 2), fault.ErrNotSupported)
+	assert.Equal(t, "readers", field(func() error {
+		_, err := e.Lease(t.Context(), w.id, wire.LeaseRequest{Cache: w.cache, Mode: "read", Readers: wire.MaxReaders + 1, TTLMillis: 1}, []uint32{2})
+		return err
+	}()))
 	assert.Equal(t, "ttl_ms", field(ask("write", 0, 2)))
 	assert.Equal(t, "ttl_ms", field(ask("write", wire.MaxMillis+1, 2)))
 	assert.Equal(t, "blocks", field(ask("write", 1, 8)))

@@ -286,6 +286,8 @@ type worker struct {
 	transfers map[uint64]wire.TransferEvent
 	released  map[uint64]bool
 	granted   []grantedEvent
+	holders   []wire.HolderEvent
+	holderSay [][]byte       // their notifications
 	ends      map[uint64]int // events that ended a lease or transfer; they share one row of numbers
 	onEvent   func()         // called by the engine's goroutine with each end
 }
@@ -345,6 +347,10 @@ func (w *worker) TransferEnded(ev wire.TransferEvent) {
 		w.onEvent()
 	}
 	w.note(func() { w.transfers[ev.Transfer] = ev; w.ends[ev.Transfer]++ })
+}
+
+func (w *worker) HolderEnded(ev wire.HolderEvent, note []byte) {
+	w.note(func() { w.holders, w.holderSay = append(w.holders, ev), append(w.holderSay, note) })
 }
 
 func (w *worker) Released(r wire.Released) { w.note(func() { w.released[r.Transfer] = true }) }

@@ -2,7 +2,6 @@ package xfer
 
 import (
 	"context"
-	"crypto/subtle"
 	"sync"
 
 	"go.opentelemetry.io/otel/codes"
@@ -17,15 +16,9 @@ import (
 	"github.com/kvxfer/kvxfer/xfer/protocol"
 )
 
-// lease drives protocol.Lease: the target's side of a transfer.
+// lease drives protocol.Lease: the target's side of a push.
 type lease struct {
-	e          *Engine
-	id         uint64
-	grantID    blockdb.LeaseID
-	secret     [16]byte
-	cache      *cache
-	client     *client
-	blocks     []uint32
+	permit
 	generation uint64
 
 	mu      sync.Mutex
@@ -34,96 +27,51 @@ type lease struct {
 	effects []protocol.LeaseEffect
 	visible []uint32 // layers to report
 	stop    func() bool
-	bind    *bindRequest // the one that owns the lease
+	bound   *bindRequest // the one that owns the lease
 	asking  *bindRequest // the one being answered
 	note    []byte
 	spans   receiveSpans
 }
 
-// bindRequest is who bound the lease, with what the answer needs.
-type bindRequest struct {
-	ls       *linkState
-	request  uint64
-	transfer string
-	parent   string // traceparent
-	handle   uint64
-	key      rdma.Key
-}
-
-// Lease grants a write lease on blocks of an own cache.
+// Lease grants a lease on blocks of an own cache.
 func (e *Engine) Lease(ctx context.Context, id ClientID, r wire.LeaseRequest, blocks []uint32) (wire.LeaseInfo, error) {
 	const op = "lease"
 	ca, err := e.ownCache(op, id, r.Cache)
 	if err != nil {
 		return wire.LeaseInfo{}, err
 	}
-	switch r.Mode {
-	case "write":
-	case "read":
-		return wire.LeaseInfo{}, &fault.Error{Code: fault.NotSupported, Op: op, Field: "mode", Detail: `this version grants "write" leases only`}
-	default:
-		return wire.LeaseInfo{}, fault.Invalid(op, "mode", `%.20q, allowed "write"`, r.Mode)
-	}
-	if err := wire.CheckMillis(op, "ttl_ms", r.TTLMillis); err != nil {
+	if err := r.Validate(); err != nil {
 		return wire.LeaseInfo{}, err
 	}
 	if err := ca.geometry.CheckBlocks(op, blocks); err != nil {
 		return wire.LeaseInfo{}, err
+	}
+	if r.Mode == wire.ModeRead {
+		_, info, err := e.readLease(ctx, id, ca, r, blocks, false)
+		return info, err
 	}
 	ctx = remoteContext(ctx, r.Traceparent)
 	_, span := e.o.Tracer.Start(ctx, attr.SpanLease, trace.WithAttributes(attr.KeyCache.String(ca.name), attr.KeyBlocks.Int(len(blocks))))
 	defer span.End()
 
 	deadline := e.millis(r.TTLMillis)
-	l := &lease{e: e, grantID: random16(), secret: random16(), cache: ca, client: ca.client, blocks: blocks,
+	l := &lease{permit: permit{e: e, grantID: random16(), secret: random16(), region: ca.region, cache: ca, blocks: blocks, mode: wire.ModeWrite},
 		m: protocol.NewLease(ca.spec.Layout.Layers, uint32(len(blocks)), ca.spec.Layout.PieceBytes(), deadline)}
 	l.mu.Lock() // events wait until the lease is granted
 	defer l.mu.Unlock()
-	e.mu.Lock()
-	c, err := e.admit(op, id, "leases", func(c *client) int { return c.leases }, e.o.Limits.Leases)
-	if err == nil {
-		// Drain and endCache find it from here on: what begins beside them is either refused or ended by them.
-		c.leases++
-		l.id = e.id()
-		e.leases[l.id], e.grants[l.grantID] = l, l
-	}
-	e.mu.Unlock()
-	if err != nil {
+	if err := e.admitGrant(op, id, l); err != nil {
 		return wire.LeaseInfo{}, err
 	}
-	l.generation, err = ca.grant(blockdb.LeaseRecord{LeaseID: l.grantID, Kind: blockdb.KindWrite, Blocks: blocks, TraceID: [16]byte(span.SpanContext().TraceID())})
+	l.generation, err = ca.grant(op, blockdb.LeaseRecord{LeaseID: l.grantID, Kind: blockdb.KindWrite, Blocks: blocks, TraceID: [16]byte(span.SpanContext().TraceID())})
 	if err != nil {
 		l.m.Step(nil, protocol.LeaseEvent{Kind: protocol.LeaseRevoke, Code: fault.CodeOf(err)}) // events that waited find it ended
-		e.mu.Lock()
-		c.leases--
-		delete(e.leases, l.id)
-		delete(e.grants, l.grantID)
-		e.idle.Broadcast()
-		e.mu.Unlock()
+		e.dropGrant(&l.permit)
 		fail(span, err)
 		return wire.LeaseInfo{}, err
 	}
 	l.stop = e.o.Clock.AfterFunc(deadline, l.tick)
 	span.SetAttributes(attr.KeyLeaseID.String(hex16(l.grantID)))
-	t := wire.Ticket{Traceparent: formatTraceparent(trace.SpanContextFromContext(ctx)), Grants: []wire.TicketGrant{{Node: e.o.Node, Epoch: e.o.Epoch, Addr: e.o.Addr,
-		Lease: hex16(l.grantID), Secret: l.secret[:], Blocks: uint32(len(blocks))}}}
-	return wire.LeaseInfo{Lease: l.id, Ticket: t.Encode(), Generation: l.generation}, nil
-}
-
-// Revoke takes a lease back. It returns at once; the lease's event comes when it is fenced.
-func (e *Engine) Revoke(id ClientID, leaseID uint64) error {
-	e.mu.Lock()
-	_, err := e.lookup("revoke", id)
-	l := e.leases[leaseID]
-	e.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	if l == nil || l.client.id != id {
-		return nil // it has ended already, and its event says how
-	}
-	l.revoke(fault.LeaseRevoked)
-	return nil
+	return wire.LeaseInfo{Lease: l.id, LeaseID: hex16(l.grantID), Ticket: l.ticket(formatTraceparent(trace.SpanContextFromContext(ctx))), Generation: l.generation}, nil
 }
 
 func (l *lease) revoke(code fault.Code) {
@@ -139,8 +87,45 @@ func (l *lease) revokeUnbound(code fault.Code) {
 	}
 }
 
+func (l *lease) renew(deadline rdma.Instant) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.run(protocol.LeaseEvent{Kind: protocol.LeaseRenew, Deadline: deadline})
+	if p := l.m.Phase(); p != protocol.LeaseGranted && p != protocol.LeaseBound {
+		return ended("renew", l.name(), l.m.Outcome())
+	}
+	return nil
+}
+
 func (l *lease) tick()     { l.step(protocol.LeaseEvent{Kind: protocol.LeaseTick}) }
 func (l *lease) peerLost() { l.step(protocol.LeaseEvent{Kind: protocol.LeasePeerLost}) }
+
+func (l *lease) abort(code fault.Code) {
+	l.step(protocol.LeaseEvent{Kind: protocol.LeaseAbort, Code: code})
+}
+
+func (l *lease) arrived(ev *rdma.Event) {
+	l.step(protocol.LeaseEvent{Kind: protocol.LeaseArrival, Tag: layout.Tag(ev.Tag), Bytes: ev.Bytes, Took: ev.Took})
+}
+
+func (l *lease) fin(pieces uint64, note []byte) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.note == nil {
+		l.note = note
+	}
+	l.run(protocol.LeaseEvent{Kind: protocol.LeaseFin, Pieces: pieces})
+}
+
+// release is a reader's word; nobody reads under a write lease.
+func (l *lease) release(request, _ uint64, _ []byte) {
+	l.mu.Lock()
+	if b := l.bound; b != nil {
+		b.ls.refuse(request, fault.New(fault.ProtocolViolation, "release", "the lease is for writing"))
+	}
+	l.mu.Unlock()
+	l.abort(fault.ProtocolViolation)
+}
 
 // step feeds events and does what the machine says, in order.
 func (l *lease) step(events ...protocol.LeaseEvent) {
@@ -182,6 +167,8 @@ func (l *lease) apply(f protocol.LeaseEffect) {
 		if err := l.cache.store.Revoke(l.grantID); err != nil {
 			l.e.o.Logger.Error("revoke could not be logged", "lease", hex16(l.grantID), "error", err)
 		}
+	case protocol.LeaseExtend:
+		l.extend(f.Deadline)
 	case protocol.LeaseFence:
 		l.fence(f.Code)
 	case protocol.LeaseCommit:
@@ -192,14 +179,12 @@ func (l *lease) apply(f protocol.LeaseEffect) {
 		}
 		l.ended(l.failure(f.Code, f.Wrote))
 	case protocol.LeaseQuarantine:
-		l.cache.mu.Lock()
-		l.cache.quarantined = true
-		l.cache.mu.Unlock()
+		l.cache.quarantine()
 		fe := l.failure(f.Code, true)
 		fe.Detail = "the fence failed: the blocks are quarantined until the daemon exits"
 		// ENDED would promise that nothing can land any more. The session's end is a second way to that.
-		b := l.bind
-		b.ls.dropLease(b.handle, b.key)
+		b := l.bound
+		b.ls.dropBound(b.handle, b.key)
 		l.e.wg.Go(func() { b.ls.link.Close(fault.New(fault.Internal, "fence", "a fence failed")) })
 		l.ended(fe)
 	}
@@ -209,7 +194,7 @@ func (l *lease) apply(f protocol.LeaseEffect) {
 // no arrival can come too early.
 func (l *lease) openWindow(deadline rdma.Instant) {
 	b := l.asking
-	l.spans.begin(l, b)
+	l.spans.begin(&l.permit, b)
 	key, err := b.ls.link.Target().Grant(rdma.Window{
 		Region: l.cache.region.inner[b.ls.provider], Access: rdma.AccessWrite,
 		Bounds: layout.NewBounds(l.cache.geometry, l.blocks), Deadline: deadline,
@@ -223,21 +208,30 @@ func (l *lease) openWindow(deadline rdma.Instant) {
 		l.queue = append(l.queue, protocol.LeaseEvent{Kind: protocol.LeaseWindowFailed, Code: code})
 		return
 	}
-	l.bind, b.key = b, key
-	b.handle = b.ls.addLease(key, l)
+	l.bound, b.key = b, key
+	b.handle = b.ls.addBound(key, l)
 	if deadline != l.m.GrantDeadline() {
 		l.stop()
 		l.stop = l.e.o.Clock.AfterFunc(deadline, l.tick)
 	}
-	l.spans.bound(l)
+	l.spans.bound()
 	b.ls.answer(b.request, wire.Bound{Handle: b.handle, Key: uint64(key), Layout: l.cache.spec.Layout, NumBlocks: l.cache.spec.NumBlocks,
 		RemainingMillis: max(1, ceilMillis(deadline-l.e.o.Clock.Now()))}, wire.AppendU32s(nil, l.blocks))
 }
 
+// extend moves the timer and, where a transfer has bound the lease, its window's end.
+func (l *lease) extend(deadline rdma.Instant) {
+	l.stop()
+	l.stop = l.e.o.Clock.AfterFunc(deadline, l.tick)
+	if b := l.bound; b != nil {
+		_ = b.ls.link.Target().Extend(b.key, deadline) // a window that is gone ends by its own event
+	}
+}
+
 // fence runs outside the lock: it may wait for a system call in progress.
 func (l *lease) fence(code fault.Code) {
-	target, key := l.bind.ls.link.Target(), l.bind.key
-	done := l.spans.fencing(l, code)
+	target, key := l.bound.ls.link.Target(), l.bound.key
+	done := l.spans.fencing(&l.permit, code)
 	l.e.wg.Go(func() {
 		err := target.Fence(key)
 		if err != nil {
@@ -249,8 +243,8 @@ func (l *lease) fence(code fault.Code) {
 }
 
 func (l *lease) commit() {
-	span := l.spans.start(l, attr.SpanCommit)
-	rec := blockdb.CommitRecord{TransferID: l.bind.transfer, Peer: l.bind.ls.link.Peer().Node, Bytes: l.m.Bytes()}
+	span := l.spans.start(&l.permit, attr.SpanCommit)
+	rec := blockdb.CommitRecord{TransferID: l.bound.transfer, Peer: l.bound.ls.link.Peer().Node, Bytes: l.m.Bytes()}
 	if err := l.cache.store.Commit(l.grantID, rec); err != nil {
 		// The bytes are whole and fenced; only their record is missing, so they are not served after a restart.
 		l.e.o.Logger.Error("commit could not be logged", "lease", hex16(l.grantID), "error", err)
@@ -270,10 +264,10 @@ func (l *lease) ended(failure *fault.Error) {
 		ev.Generation = l.generation
 	}
 	past := code
-	if b := l.bind; b != nil {
+	if b := l.bound; b != nil {
 		past = fault.TicketBound
 		ev.TransferID, ev.Peer, ev.Provider = b.transfer, b.ls.link.Peer().Node, b.ls.provider
-		b.ls.dropLease(b.handle, b.key)
+		b.ls.dropBound(b.handle, b.key)
 		switch {
 		case l.m.Phase() == protocol.LeaseQuarantined:
 		case failure == nil:
@@ -309,6 +303,16 @@ func (l *lease) ended(failure *fault.Error) {
 	e.mu.Unlock()
 }
 
+// bind claims the lease for a BIND.
+func (l *lease) bind(b *bindRequest, deadline rdma.Instant) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	// Only an open window makes it the owner: a second one must not lead the first one's fence elsewhere.
+	l.asking = b
+	l.run(protocol.LeaseEvent{Kind: protocol.LeaseBind, Deadline: deadline})
+	l.asking = nil
+}
+
 func (l *lease) err(op string, code fault.Code) *fault.Error {
 	fe := &fault.Error{Code: code, Op: op, Peer: l.e.o.Node, Region: l.cache.name}
 	if code == fault.TicketBound {
@@ -319,90 +323,10 @@ func (l *lease) err(op string, code fault.Code) *fault.Error {
 
 func (l *lease) failure(code fault.Code, wrote bool) *fault.Error {
 	fe := &fault.Error{Code: code, Op: "lease", Region: l.cache.name, MayHaveWritten: wrote}
-	if l.bind != nil {
-		fe.Peer = l.bind.ls.link.Peer().Node
+	if l.bound != nil {
+		fe.Peer = l.bound.ls.link.Peer().Node
 	}
 	return fe
-}
-
-// onBind answers BIND. Everything that can be wrong with it is looked at before the lease is claimed, so that a
-// mistaken source does not use the ticket up.
-func (e *Engine) onBind(ls *linkState, request uint64, b wire.Bind) {
-	l, err := e.checkBind(ls, b)
-	if err != nil {
-		fe := fault.From("bind", err)
-		fe.Peer = e.o.Node
-		ls.refuse(request, fe)
-		return
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	// Only an open window makes it the owner: a second one must not lead the first one's fence elsewhere.
-	l.asking = &bindRequest{ls: ls, request: request, transfer: b.Transfer, parent: b.Traceparent}
-	l.run(protocol.LeaseEvent{Kind: protocol.LeaseBind, Deadline: e.millis(b.RemainingMillis)})
-	l.asking = nil
-}
-
-func (e *Engine) checkBind(ls *linkState, b wire.Bind) (*lease, error) {
-	if err := b.Validate(); err != nil {
-		return nil, err
-	}
-	id, _ := parseHex16(b.Lease)
-	e.mu.Lock()
-	draining := e.draining
-	l := e.grants[id]
-	past, known := e.past.find(id, b.Secret)
-	e.mu.Unlock()
-	if l == nil && known {
-		return nil, fault.New(past, "bind", "the lease has ended")
-	}
-	if l == nil || subtle.ConstantTimeCompare(l.secret[:], b.Secret) != 1 {
-		return nil, fault.New(fault.TicketInvalid, "bind", "no such lease, or the secret is wrong")
-	}
-	if ls.link.Peer().Tenant != l.client.info.Tenant {
-		return nil, fault.New(fault.PermissionDenied, "bind", "the lease belongs to another tenant")
-	}
-	if draining {
-		return nil, fault.New(fault.Draining, "bind", "node %s is shutting down", e.o.Node)
-	}
-	src := layout.Identity{Model: b.Model, Revision: b.Revision, Compat: b.Compat}
-	if err := layout.Compare(b.Layout, l.cache.spec.Layout, src, l.cache.identity()); err != nil {
-		return nil, err
-	}
-	if int(b.Blocks) != len(l.blocks) {
-		return nil, fault.Invalid("bind", "blocks", "the transfer has %d blocks, the lease %d", b.Blocks, len(l.blocks))
-	}
-	return l, nil
-}
-
-// pastLeases remembers how the last leases ended, so that a late BIND gets the reason and not "no such lease".
-type pastLeases struct {
-	ring [1024]struct {
-		id     blockdb.LeaseID
-		secret [16]byte
-		code   fault.Code
-	}
-	next int
-	at   map[blockdb.LeaseID]int
-}
-
-func (p *pastLeases) add(id blockdb.LeaseID, code fault.Code, secret [16]byte) {
-	if p.at == nil {
-		p.at = map[blockdb.LeaseID]int{}
-	}
-	slot := &p.ring[p.next]
-	delete(p.at, slot.id)
-	slot.id, slot.secret, slot.code = id, secret, code
-	p.at[id] = p.next
-	p.next = (p.next + 1) % len(p.ring)
-}
-
-func (p *pastLeases) find(id blockdb.LeaseID, secret []byte) (fault.Code, bool) {
-	i, ok := p.at[id]
-	if !ok || subtle.ConstantTimeCompare(p.ring[i].secret[:], secret) != 1 {
-		return 0, false
-	}
-	return p.ring[i].code, true
 }
 
 // fail marks a span as failed.

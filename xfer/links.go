@@ -11,7 +11,7 @@ import (
 	"github.com/kvxfer/kvxfer/xfer/protocol"
 )
 
-// linkState is what the engine knows of a link: which pushes and leases use it.
+// linkState is what the engine knows of a link: which transfers and leases use it.
 type linkState struct {
 	e        *Engine
 	link     Link
@@ -20,20 +20,20 @@ type linkState struct {
 
 	mu      sync.Mutex
 	down    bool
-	binding map[uint64]*push                         // source: by request id
+	binding map[uint64]*transfer                     // source: by request id
 	owed    map[uint64]struct{}                      // source: requests whose push has ended while the answer is still due
 	asks    map[uint64]func(f wire.Frame, err error) // source: who waits for an answer to another request than BIND
-	pushes  map[uint64]*push                         // source: by the target's handle
-	leases  map[uint64]*lease                        // target: by handle
-	windows map[rdma.Key]*lease                      // target: by window
+	moving  map[uint64]*transfer                     // source: by the target's handle
+	bound   map[uint64]bindee                        // target: by handle
+	windows map[rdma.Key]bindee                      // target: by window
 	handles uint64
 }
 
 // LinkUp makes a link known. It comes before the link's first frame.
 func (e *Engine) LinkUp(l Link) {
 	name, _ := l.Provider()
-	ls := &linkState{e: e, link: l, provider: name, binding: map[uint64]*push{}, owed: map[uint64]struct{}{}, asks: map[uint64]func(wire.Frame, error){}, pushes: map[uint64]*push{},
-		leases: map[uint64]*lease{}, windows: map[rdma.Key]*lease{}}
+	ls := &linkState{e: e, link: l, provider: name, binding: map[uint64]*transfer{}, owed: map[uint64]struct{}{}, asks: map[uint64]func(wire.Frame, error){}, moving: map[uint64]*transfer{},
+		bound: map[uint64]bindee{}, windows: map[rdma.Key]bindee{}}
 	if init := l.Initiator(); init != nil {
 		ls.out = newOutQueue(e, l, init, e.caps(name))
 	}
@@ -68,30 +68,30 @@ func (e *Engine) LinkDown(l Link, reason error) {
 	}
 	ls.mu.Lock()
 	ls.down = true
-	pushes := make([]*push, 0, len(ls.binding)+len(ls.pushes))
+	transfers := make([]*transfer, 0, len(ls.binding)+len(ls.moving))
 	for _, p := range ls.binding {
-		pushes = append(pushes, p)
+		transfers = append(transfers, p)
 	}
-	for _, p := range ls.pushes {
-		pushes = append(pushes, p)
+	for _, p := range ls.moving {
+		transfers = append(transfers, p)
 	}
 	asks := ls.asks
 	ls.asks = nil
-	leases := make([]*lease, 0, len(ls.leases))
-	for _, x := range ls.leases {
-		leases = append(leases, x)
+	bound := make([]bindee, 0, len(ls.bound))
+	for _, x := range ls.bound {
+		bound = append(bound, x)
 	}
 	ls.mu.Unlock()
-	if len(pushes)+len(leases) > 0 {
-		e.o.Logger.Warn("link lost with transfers on it", "peer", l.Peer().Node, "pushes", len(pushes), "leases", len(leases), "reason", reason)
+	if len(transfers)+len(bound) > 0 {
+		e.o.Logger.Warn("link lost with transfers on it", "peer", l.Peer().Node, "transfers", len(transfers), "leases", len(bound), "reason", reason)
 	}
 	for _, answered := range asks {
 		answered(wire.Frame{}, &fault.Error{Code: fault.PeerLost, Op: "link", Peer: l.Peer().Node})
 	}
-	for _, p := range pushes {
+	for _, p := range transfers {
 		p.step(protocol.TransferEvent{Kind: protocol.TransferPeerLost})
 	}
-	for _, x := range leases {
+	for _, x := range bound {
 		x.peerLost()
 	}
 	// A source's session stays known until its last completion: only that releases the client's memory.
@@ -128,7 +128,7 @@ func (ls *linkState) frame(f wire.Frame) error {
 		if err := f.Decode(&d); err != nil {
 			return err
 		}
-		if p := ls.takePush(d.Handle); p != nil {
+		if p := ls.takeTransfer(d.Handle); p != nil {
 			p.step(protocol.TransferEvent{Kind: protocol.TransferDone})
 		}
 		return nil
@@ -140,7 +140,7 @@ func (ls *linkState) frame(f wire.Frame) error {
 		if d.Error == nil {
 			return fault.New(fault.ProtocolViolation, "link", "ENDED without an error")
 		}
-		if p := ls.takePush(d.Handle); p != nil {
+		if p := ls.takeTransfer(d.Handle); p != nil {
 			p.peerEnded(fault.From("push", fault.FromWire(d.Error)))
 		}
 		return nil
@@ -159,13 +159,8 @@ func (ls *linkState) frame(f wire.Frame) error {
 		if len(f.Array) > wire.MaxNotification {
 			return fault.New(fault.ProtocolViolation, "fin", "a notification of %d bytes, allowed 0..%d", len(f.Array), wire.MaxNotification)
 		}
-		if l := ls.lease(b.Handle); l != nil {
-			l.mu.Lock()
-			if l.note == nil {
-				l.note = f.Array
-			}
-			l.run(protocol.LeaseEvent{Kind: protocol.LeaseFin, Pieces: b.Pieces})
-			l.mu.Unlock()
+		if l := ls.bindee(b.Handle); l != nil {
+			l.fin(b.Pieces, f.Array)
 		}
 		return nil
 	case !source && f.Kind == wire.KindAbort:
@@ -177,8 +172,22 @@ func (ls *linkState) frame(f wire.Frame) error {
 		if b.Error != nil && b.Error.Code.Known() {
 			code = b.Error.Code
 		}
-		if l := ls.lease(b.Handle); l != nil {
-			l.step(protocol.LeaseEvent{Kind: protocol.LeaseAbort, Code: code})
+		if l := ls.bindee(b.Handle); l != nil {
+			l.abort(code)
+		}
+		return nil
+	case !source && f.Kind == wire.KindRelease:
+		var b wire.Release
+		if err := f.Decode(&b); err != nil {
+			return err
+		}
+		if len(f.Array) > wire.MaxNotification || f.Request == 0 {
+			return fault.New(fault.ProtocolViolation, "release", "request %d, a notification of %d bytes, allowed 0..%d", f.Request, len(f.Array), wire.MaxNotification)
+		}
+		if l := ls.bindee(b.Handle); l != nil {
+			l.release(f.Request, b.Bytes, f.Array)
+		} else { // ENDED is on its way
+			ls.refuse(f.Request, fault.New(fault.StaleKey, "release", "the lease has ended"))
 		}
 		return nil
 	case f.Kind == wire.KindPeerBye:
@@ -290,14 +299,14 @@ func (ls *linkState) bindAnswer(f wire.Frame) error {
 	}
 	b, blocks, err := ls.readBound(f)
 	if err == nil {
-		err = ls.addPush(f.Request, b.Handle, p)
+		err = ls.addTransfer(f.Request, b.Handle, p)
 	}
 	if err != nil {
 		fe := fault.New(fault.ProtocolViolation, "bind", "the answer cannot be used: %s", err)
 		p.refused(fe)
 		return fe
 	}
-	p.bound(ls, b.Handle, rdma.Key(b.Key), layout.Geometry{Layout: b.Layout, NumBlocks: b.NumBlocks}, blocks)
+	p.bound(ls, &b, blocks)
 	return nil
 }
 
@@ -312,62 +321,65 @@ func (ls *linkState) readBound(f wire.Frame) (b wire.Bound, blocks []uint32, err
 	if blocks, err = wire.U32s("blocks", f.Array); err != nil {
 		return b, nil, err
 	}
+	if b.NumBlocks == 0 { // an advertised region
+		return b, nil, nil
+	}
 	return b, blocks, layout.Geometry{Layout: b.Layout, NumBlocks: b.NumBlocks}.CheckBlocks("bind", blocks)
 }
 
-// addPush moves a push from the table of requests to that of handles; LinkDown finds it in one of them at any time.
-func (ls *linkState) addPush(request, handle uint64, p *push) error {
+// addTransfer moves a push from the table of requests to that of handles; LinkDown finds it in one of them at any time.
+func (ls *linkState) addTransfer(request, handle uint64, p *transfer) error {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	if handle == 0 || ls.pushes[handle] != nil {
+	if handle == 0 || ls.moving[handle] != nil {
 		return fault.New(fault.ProtocolViolation, "bind", "handle %d is 0 or in use", handle)
 	}
 	delete(ls.binding, request)
-	ls.pushes[handle] = p
+	ls.moving[handle] = p
 	return nil
 }
 
-func (ls *linkState) takePush(handle uint64) *push {
+func (ls *linkState) takeTransfer(handle uint64) *transfer {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	p := ls.pushes[handle]
-	delete(ls.pushes, handle)
+	p := ls.moving[handle]
+	delete(ls.moving, handle)
 	return p
 }
 
-func (ls *linkState) lease(handle uint64) *lease {
+func (ls *linkState) bindee(handle uint64) bindee {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	return ls.leases[handle]
+	return ls.bound[handle]
 }
 
-func (ls *linkState) window(k rdma.Key) *lease {
+func (ls *linkState) window(k rdma.Key) bindee {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	return ls.windows[k]
 }
 
-// addLease names a bound lease on this link. The caller holds the lease's lock.
-func (ls *linkState) addLease(k rdma.Key, l *lease) uint64 {
+// addBound names a bound lease on this link. The caller holds the lease's lock.
+func (ls *linkState) addBound(k rdma.Key, l bindee) uint64 {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	ls.handles++
-	ls.leases[ls.handles], ls.windows[k] = l, l
+	ls.bound[ls.handles], ls.windows[k] = l, l
 	if ls.down { // LinkDown came between the bind and here and did not see this lease
 		ls.e.wg.Go(l.peerLost)
 	}
 	return ls.handles
 }
 
-func (ls *linkState) dropLease(handle uint64, k rdma.Key) {
+func (ls *linkState) dropBound(handle uint64, k rdma.Key) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	delete(ls.leases, handle)
+	delete(ls.bound, handle)
 	delete(ls.windows, k)
 }
 
 // addBinding registers a push that waits for its answer; false: the link is down.
-func (ls *linkState) addBinding(request uint64, p *push) bool {
+func (ls *linkState) addBinding(request uint64, p *transfer) bool {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	if ls.down {
@@ -377,11 +389,11 @@ func (ls *linkState) addBinding(request uint64, p *push) bool {
 	return true
 }
 
-func (ls *linkState) dropPush(request, handle uint64) {
+func (ls *linkState) dropTransfer(request, handle uint64) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	if handle != 0 {
-		delete(ls.pushes, handle)
+		delete(ls.moving, handle)
 		delete(ls.binding, request)
 		return
 	}
@@ -450,7 +462,7 @@ func (e *Engine) event(ev *rdma.Event) {
 		ls.out.completed(ev)
 	case rdma.EventArrival:
 		if l := ls.window(ev.Key); l != nil {
-			l.step(protocol.LeaseEvent{Kind: protocol.LeaseArrival, Tag: layout.Tag(ev.Tag), Bytes: ev.Bytes, Took: ev.Took})
+			l.arrived(ev)
 		}
 	case rdma.EventDown:
 		ls.link.Close(fault.New(ev.Status, "session", "the payload session ended"))

@@ -6,7 +6,6 @@ import (
 
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/rdma"
-	"github.com/kvxfer/kvxfer/xfer/layout"
 	"github.com/kvxfer/kvxfer/xfer/protocol"
 )
 
@@ -18,7 +17,7 @@ const (
 	opBatch  = 16 // operations in one Post
 )
 
-// outQueue turns the parts of all pushes on a link into operations, a push in turn, and posts them as far as the
+// outQueue turns the parts of all transfers on a link into operations, a transfer in turn, and posts them as far as the
 // provider's window goes.
 type outQueue struct {
 	e    *Engine
@@ -27,8 +26,8 @@ type outQueue struct {
 	caps rdma.Caps
 
 	mu     sync.Mutex
-	turn   []*outParts // pushes with parts to post, in turn
-	of     map[*push]*outParts
+	turn   []*outParts // transfers with parts to post, in turn
+	of     map[*transfer]*outParts
 	slots  []slot
 	free   []uint32
 	flying int
@@ -39,12 +38,12 @@ type outQueue struct {
 	ops    [opBatch]rdma.Op
 }
 
-// outPart is (layer, first, count) of a push.
+// outPart is (layer, first, count) of a transfer.
 type outPart struct{ layer, first, count uint32 }
 
-// outParts is what a push has in the queue.
+// outParts is what a transfer has in the queue.
 type outParts struct {
-	p       *push
+	p       *transfer
 	parts   []outPart
 	flying  map[uint32]struct{} // its slots
 	waiting bool                // it stands in turn
@@ -59,11 +58,11 @@ type slot struct {
 }
 
 func newOutQueue(e *Engine, link Link, init rdma.Initiator, caps rdma.Caps) *outQueue {
-	return &outQueue{e: e, link: link, init: init, caps: caps, of: map[*push]*outParts{}}
+	return &outQueue{e: e, link: link, init: init, caps: caps, of: map[*transfer]*outParts{}}
 }
 
-// add queues a part and posts what fits. The caller holds the push's lock.
-func (q *outQueue) add(p *push, layer, first, count uint32) {
+// add queues a part and posts what fits. The caller holds the transfer's lock.
+func (q *outQueue) add(p *transfer, layer, first, count uint32) {
 	q.mu.Lock()
 	o := q.of[p]
 	if o == nil {
@@ -80,9 +79,9 @@ func (q *outQueue) add(p *push, layer, first, count uint32) {
 	q.fail(failed)
 }
 
-// cancel takes a push's parts out of the queue and cancels its posted operations, whose completions follow. It
+// cancel takes a transfer's parts out of the queue and cancels its posted operations, whose completions follow. It
 // returns the parts that were never posted.
-func (q *outQueue) cancel(p *push) []outPart {
+func (q *outQueue) cancel(p *transfer) []outPart {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	o := q.of[p]
@@ -107,12 +106,12 @@ func opID(slot, age uint32) uint64 { return uint64(age)<<32 | uint64(slot) }
 
 // failure is a part that ends without a completion of the provider.
 type failure struct {
-	p    *push
+	p    *transfer
 	part outPart
 	code fault.Code
 }
 
-// fail tells pushes about parts that could not be posted; the callers hold no queue lock but perhaps a push's own.
+// fail tells transfers about parts that could not be posted; the callers hold no queue lock but perhaps a transfer's own.
 func (q *outQueue) fail(parts []failure) {
 	if len(parts) == 0 {
 		return
@@ -135,7 +134,7 @@ func (q *outQueue) pump() (failed []failure) {
 			continue
 		}
 		posted, err := q.init.Post(q.ops[:n])
-		for i := n - 1; i >= posted; i-- { // not taken: back to the front of its push's parts
+		for i := n - 1; i >= posted; i-- { // not taken: back to the front of its transfer's parts
 			s := uint32(q.ops[i].ID)
 			o, part := q.slots[s].owner, q.slots[s].part
 			q.release(s)
@@ -144,7 +143,7 @@ func (q *outQueue) pump() (failed []failure) {
 				if code == fault.Closed {
 					code = fault.PeerLost
 				}
-				if code == fault.PeerLost && !q.ended { // its EventDown may have come before LinkUp: no push is to find it again
+				if code == fault.PeerLost && !q.ended { // its EventDown may have come before LinkUp: no transfer is to find it again
 					q.ended = true
 					q.e.wg.Go(func() { q.link.Close(fault.New(fault.PeerLost, "session", "the payload session ended")) })
 				}
@@ -168,7 +167,7 @@ func (q *outQueue) pump() (failed []failure) {
 	return failed
 }
 
-// build makes up to opBatch operations, taking pushes in turn, and returns their number. It stops where the provider's
+// build makes up to opBatch operations, taking transfers in turn, and returns their number. It stops where the provider's
 // window is full: what Post would refuse would be worked out for every completion again.
 func (q *outQueue) build() (n int, full bool) {
 	for n < opBatch && len(q.turn) > 0 {
@@ -180,8 +179,8 @@ func (q *outQueue) build() (n int, full bool) {
 		}
 		p := o.p
 		part := &o.parts[0]
-		count := min(part.count, p.opPieces)
-		bytes := uint64(count) * p.cache.geometry.Layout.PieceBytes()
+		count := min(part.count, p.plan.most())
+		bytes := p.plan.bytes(part.layer, part.first, count)
 		if q.flying > 0 && (q.flying >= q.caps.MaxInFlight || q.bytes+bytes > q.caps.MaxInFlightLen) {
 			return n, true
 		}
@@ -194,9 +193,9 @@ func (q *outQueue) build() (n int, full bool) {
 		if o.waiting = len(o.parts) > 0; o.waiting {
 			q.turn = append(q.turn, o)
 		}
-		q.ranges[n] = layout.Ranges(q.ranges[n][:0], p.cache.geometry, p.dst, p.blocks, p.dstBlock, take.layer, take.first, count)
-		q.ops[n] = rdma.Op{Kind: rdma.OpWrite, ID: q.acquire(o, take, bytes), Local: p.cache.region.inner[p.ls.provider], Remote: p.key,
-			Ranges: q.ranges[n], Tag: uint64(layout.NewTag(take.layer, take.first, count))}
+		q.ranges[n] = p.plan.append(q.ranges[n][:0], take.layer, take.first, count)
+		q.ops[n] = rdma.Op{Kind: p.opKind(), ID: q.acquire(o, take, bytes), Local: p.region.inner[p.ls.provider], Remote: p.key,
+			Ranges: q.ranges[n], Tag: p.plan.tag(take.layer, take.first, count)}
 		n++
 	}
 	return n, false
@@ -230,7 +229,7 @@ func (q *outQueue) release(i uint32) {
 	q.bytes -= s.bytes
 }
 
-// completed takes a completion of the provider, tells its push and posts what fits now.
+// completed takes a completion of the provider, tells its transfer and posts what fits now.
 func (q *outQueue) completed(ev *rdma.Event) {
 	q.mu.Lock()
 	i, age := uint32(ev.Op), uint32(ev.Op>>32)

@@ -215,7 +215,7 @@ func TestLateAnswerIsAborted(t *testing.T) {
 	l := n.source(8)
 	id := w.push(ticket(1), time.Hour, 1)
 	n.until(func() bool { return !l.none(wire.KindBind) })
-	n.engine.PushCancel(w.id, id)
+	n.engine.CancelTransfer(w.id, id)
 	assert.Equal(t, "Cancelled", w.transferEnd(id).Error.Name)
 	l.bound(w, 5, 1)
 	var a wire.Abort
@@ -233,7 +233,7 @@ func TestPeerThatNeverAnswersIsGivenUp(t *testing.T) {
 		require.False(t, l.down.Load(), "after %d", i)
 		id := w.push(ticket(1), time.Hour, 1)
 		l.take(wire.KindBind)
-		n.engine.PushCancel(w.id, id)
+		n.engine.CancelTransfer(w.id, id)
 		assert.Equal(t, "Cancelled", w.transferEnd(id).Error.Name)
 	}
 	n.until(l.down.Load)

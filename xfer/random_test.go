@@ -170,7 +170,7 @@ func (r *randomRun) round() {
 			if finish {
 				x.src.node.engine.PushFinish(x.src.id, x.transfer, nil)
 			} else {
-				x.src.node.engine.PushCancel(x.src.id, x.transfer)
+				x.src.node.engine.CancelTransfer(x.src.id, x.transfer)
 			}
 		})
 		if r.rng.IntN(6) == 0 {

@@ -11,8 +11,6 @@ import (
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/internal/telemetry/attr"
 	"github.com/kvxfer/kvxfer/internal/wire"
-	"github.com/kvxfer/kvxfer/rdma"
-	"github.com/kvxfer/kvxfer/xfer/layout"
 	"github.com/kvxfer/kvxfer/xfer/protocol"
 )
 
@@ -78,7 +76,7 @@ type sendSpans struct {
 }
 
 // begin starts the span of the transfer below the client's own span, whose id the client chose.
-func (s *sendSpans) begin(p *push, traceparent, clientSpan string) wire.PushInfo {
+func (s *sendSpans) begin(p *transfer, traceparent, clientSpan string) wire.PushInfo {
 	parent := trace.SpanContextFromContext(remoteContext(context.Background(), traceparent))
 	info := wire.PushInfo{}
 	config := trace.SpanContextConfig{TraceID: parent.TraceID(), TraceFlags: parent.TraceFlags(), Remote: true}
@@ -95,8 +93,8 @@ func (s *sendSpans) begin(p *push, traceparent, clientSpan string) wire.PushInfo
 	}
 	config.SpanID = id
 	ctx := trace.ContextWithRemoteSpanContext(context.Background(), trace.NewSpanContext(config))
-	s.ctx, s.push = p.e.o.Tracer.Start(ctx, attr.SpanPush, trace.WithSpanKind(trace.SpanKindProducer), trace.WithAttributes(
-		attr.KeyTransferID.String(hex16(p.transferID)), attr.KeyCache.String(p.cache.name), attr.KeyPeer.String(p.ticket.Node),
+	s.ctx, s.push = p.e.o.Tracer.Start(ctx, p.spanName(), trace.WithSpanKind(trace.SpanKindProducer), trace.WithAttributes(
+		attr.KeyTransferID.String(hex16(p.transferID)), attr.KeyCache.String(p.name()), attr.KeyPeer.String(p.ticket.Node),
 		attr.KeyBlocks.Int(len(p.blocks))))
 	info.TraceID, info.Sampled = config.TraceID.String(), s.push.IsRecording()
 	return info
@@ -104,18 +102,18 @@ func (s *sendSpans) begin(p *push, traceparent, clientSpan string) wire.PushInfo
 
 func (s *sendSpans) traceparent() string { return formatTraceparent(s.push.SpanContext()) }
 
-func (s *sendSpans) start(p *push, name string, attrs ...attribute.KeyValue) trace.Span {
+func (s *sendSpans) start(p *transfer, name string, attrs ...attribute.KeyValue) trace.Span {
 	_, span := p.e.o.Tracer.Start(s.ctx, name, trace.WithAttributes(attrs...))
 	return span
 }
 
-func (s *sendSpans) binding(p *push) {
+func (s *sendSpans) binding(p *transfer) {
 	name, reason := p.ls.link.Provider()
 	s.push.SetAttributes(attr.KeyProvider.String(name), attr.KeyProviderReason.String(reason))
 	s.bind = s.start(p, attr.SpanBind, attr.KeyEpoch.String(p.ticket.Epoch))
 }
 
-func (s *sendSpans) bound(*push) {
+func (s *sendSpans) bound(*transfer) {
 	if s.bind != nil {
 		s.bind.End()
 	}
@@ -128,12 +126,12 @@ func (s *sendSpans) bindFailed(err error) {
 	}
 }
 
-func (s *sendSpans) posting(p *push, f protocol.TransferEffect) {
+func (s *sendSpans) posting(p *transfer, f protocol.TransferEffect) {
 	s.batches++
 	if !s.push.IsRecording() {
 		return
 	}
-	bytes := uint64(f.Count) * p.cache.spec.Layout.PieceBytes()
+	bytes := p.plan.bytes(f.Layer, f.First, f.Count)
 	x := s.layers.get(f.Layer, func() trace.Span {
 		return s.start(p, attr.SpanBatch, attr.KeyLayer.Int64(int64(f.Layer)), attr.KeyBlocks.Int64(int64(f.Count)),
 			attr.KeyBytes.Int64(int64(bytes)), attr.KeyProvider.String(p.ls.provider))
@@ -156,9 +154,9 @@ func (s *sendSpans) completed(ev protocol.TransferEvent) {
 	}
 }
 
-func (s *sendSpans) finishing(p *push) { s.fin = s.start(p, attr.SpanFin) }
+func (s *sendSpans) finishing(p *transfer) { s.fin = s.start(p, attr.SpanFin) }
 
-func (s *sendSpans) ended(p *push, failure *fault.Error) {
+func (s *sendSpans) ended(p *transfer, failure *fault.Error) {
 	s.layers.endAll(failure)
 	if s.bind != nil { // it may have ended before the answer came
 		s.bind.End()
@@ -166,7 +164,7 @@ func (s *sendSpans) ended(p *push, failure *fault.Error) {
 	if s.fin != nil {
 		s.fin.End()
 	}
-	s.push.SetAttributes(attr.KeyBatches.Int(s.batches), attr.KeyBytes.Int64(int64(p.m.Placed()*p.cache.spec.Layout.PieceBytes())))
+	s.push.SetAttributes(attr.KeyBatches.Int(s.batches), attr.KeyBytes.Int64(int64(p.bytes)))
 	endResult(s.push, failure)
 }
 
@@ -188,17 +186,17 @@ type receiveSpans struct {
 }
 
 // begin starts the bind span below the source's push span.
-func (s *receiveSpans) begin(l *lease, b *bindRequest) {
+func (s *receiveSpans) begin(l *permit, b *bindRequest) {
 	s.ctx = remoteContext(context.Background(), b.parent)
 	s.bind = s.start(l, attr.SpanBind, attr.KeyTransferID.String(b.transfer), attr.KeyPeer.String(b.ls.link.Peer().Node))
 }
 
-func (s *receiveSpans) start(l *lease, name string, attrs ...attribute.KeyValue) trace.Span {
+func (s *receiveSpans) start(l *permit, name string, attrs ...attribute.KeyValue) trace.Span {
 	_, span := l.e.o.Tracer.Start(s.ctx, name, trace.WithAttributes(attr.KeyLeaseID.String(hex16(l.grantID))), trace.WithAttributes(attrs...))
 	return span
 }
 
-func (s *receiveSpans) bound(*lease) { s.bind.End() }
+func (s *receiveSpans) bound() { s.bind.End() }
 
 // arrived opens a layer's place span at its first piece.
 func (s *receiveSpans) arrived(l *lease, ev protocol.LeaseEvent) {
@@ -220,7 +218,7 @@ func (s *receiveSpans) arrived(l *lease, ev protocol.LeaseEvent) {
 func (s *receiveSpans) layerPlaced(_ *lease, layer uint32) { s.layers.end(layer) }
 
 // fencing opens the fence span; the returned function ends it, from any goroutine.
-func (s *receiveSpans) fencing(l *lease, code fault.Code) func(error) {
+func (s *receiveSpans) fencing(l *permit, code fault.Code) func(error) {
 	reason := "complete"
 	if code != 0 {
 		reason = code.String()
@@ -241,20 +239,28 @@ func (s *receiveSpans) ended(failure *fault.Error) {
 	}
 }
 
-// plan works out, in a span of its own, how many pieces one operation of the transfer carries.
-func (p *push) plan(caps rdma.Caps) (opPieces uint32) {
-	l := p.cache.geometry.Layout
-	ranges := uint64(min(opRanges, caps.MaxRanges)) / l.Planes()
-	opPieces = uint32(max(1, min(ranges, min(opBytes, caps.MaxOpBytes)/l.PieceBytes())))
-	span := p.spans.start(p, attr.SpanPlan)
+// planned says in a span of its own how a transfer of blocks was cut.
+func (s *sendSpans) planned(p *transfer, b *blockPlan) {
+	span := s.start(p, attr.SpanPlan)
 	if span.IsRecording() {
-		opsPerLayer := (uint32(len(p.blocks)) + opPieces - 1) / opPieces
-		rangesPerLayer := len(layout.Ranges(nil, p.cache.geometry, p.dst, p.blocks, p.dstBlock, 0, 0, uint32(len(p.blocks))))
+		l := b.local.Layout
+		opsPerLayer := (uint32(len(p.blocks)) + b.opPieces - 1) / b.opPieces
+		rangesPerLayer := len(b.append(nil, 0, 0, uint32(len(p.blocks))))
 		span.SetAttributes(attr.KeyLayers.Int64(int64(l.Layers)), attr.KeyBlocks.Int(len(p.blocks)),
 			attr.KeyPieces.Int64(int64(l.Layers)*int64(len(p.blocks))), attr.KeyBatches.Int64(int64(l.Layers)*int64(opsPerLayer)),
 			attr.KeyRanges.Int64(int64(l.Layers)*int64(rangesPerLayer)),
 			attr.KeyBytes.Int64(int64(l.Layers)*int64(len(p.blocks))*int64(l.PieceBytes())))
 	}
 	span.End()
-	return opPieces
+}
+
+// spanName is the name of the transfer's own span.
+func (p *transfer) spanName() string {
+	switch p.kind {
+	case kindPull:
+		return attr.SpanPull
+	case kindScatter:
+		return attr.SpanScatter
+	}
+	return attr.SpanPush
 }

@@ -253,6 +253,10 @@ func (s sink) Granted(ev wire.GrantedEvent, blocks []uint32) {
 
 func (s sink) TransferEnded(ev wire.TransferEvent) { s.event(wire.KindEventTransfer, &ev, nil) }
 
+func (s sink) HolderEnded(ev wire.HolderEvent, notification []byte) {
+	s.event(wire.KindEventHolder, &ev, notification)
+}
+
 func (s sink) Released(ev wire.Released) { s.event(wire.KindEventReleased, &ev, nil) }
 
 // event ends the connection when an event does not fit into a frame: without it the client would wait for ever.

@@ -28,5 +28,9 @@ type Engine interface {
 	Push(c xfer.ClientID, r wire.PushRequest, blocks []uint32) (wire.PushInfo, error)
 	PushLayer(c xfer.ClientID, p wire.LayerPart)
 	PushFinish(c xfer.ClientID, transfer uint64, notification []byte)
-	PushCancel(c xfer.ClientID, transfer uint64)
+	CancelTransfer(c xfer.ClientID, transfer uint64)
+	Pull(c xfer.ClientID, r wire.PullRequest, blocks []uint32) (wire.PushInfo, error)
+	Scatter(c xfer.ClientID, r wire.ScatterRequest, ranges []wire.ScatterRange) (wire.PushInfo, error)
+	Advertise(ctx context.Context, c xfer.ClientID, r wire.Advertise, spans []wire.RegionSpan) (wire.LeaseInfo, error)
+	Renew(c xfer.ClientID, r wire.Renew) error
 }

@@ -234,7 +234,25 @@ func (e *fakeEngine) PushFinish(c xfer.ClientID, transfer uint64, n []byte) {
 	e.note(c, "finish %d %s", transfer, n)
 }
 
-func (e *fakeEngine) PushCancel(c xfer.ClientID, transfer uint64) { e.note(c, "cancel %d", transfer) }
+func (e *fakeEngine) CancelTransfer(c xfer.ClientID, transfer uint64) {
+	e.note(c, "cancel %d", transfer)
+}
+func (e *fakeEngine) Renew(c xfer.ClientID, r wire.Renew) error {
+	e.note(c, "renew %d %d", r.Lease, r.TTLMillis)
+	return nil
+}
+func (e *fakeEngine) Advertise(_ context.Context, c xfer.ClientID, r wire.Advertise, spans []wire.RegionSpan) (wire.LeaseInfo, error) {
+	e.note(c, "advertise %d %s %v", r.Region, r.Mode, spans)
+	return wire.LeaseInfo{Lease: 31, Ticket: "t"}, nil
+}
+func (e *fakeEngine) Pull(c xfer.ClientID, r wire.PullRequest, blocks []uint32) (wire.PushInfo, error) {
+	e.note(c, "pull %d %s %v %q", r.Cache, r.Ticket, blocks, r.Notification)
+	return wire.PushInfo{Transfer: 32}, nil
+}
+func (e *fakeEngine) Scatter(c xfer.ClientID, r wire.ScatterRequest, ranges []wire.ScatterRange) (wire.PushInfo, error) {
+	e.note(c, "scatter %d %s %s %v", r.Region, r.Mode, r.Ticket, ranges)
+	return wire.PushInfo{Transfer: 33}, nil
+}
 
 var quiet = slog.New(slog.DiscardHandler)
 

@@ -29,7 +29,8 @@ func (c *client) dispatch(r request) error {
 			err = c.noReply(&r.Frame)
 		}
 		return err
-	case wire.KindPing, wire.KindStatus, wire.KindRevoke,
+	case wire.KindPing, wire.KindStatus, wire.KindRevoke, wire.KindRenew,
+		wire.KindAdvertise, wire.KindPull, wire.KindScatter,
 		wire.KindRegisterRegion, wire.KindDeregisterRegion, wire.KindRegisterCache, wire.KindDropCache,
 		wire.KindBlocks, wire.KindEvict, wire.KindLease, wire.KindPush:
 	case wire.KindError:
@@ -49,7 +50,7 @@ func (c *client) dispatch(r request) error {
 		return nil
 	}
 	switch r.Kind {
-	case wire.KindPing, wire.KindStatus, wire.KindRevoke: // none has descriptors
+	case wire.KindPing, wire.KindStatus, wire.KindRevoke, wire.KindRenew: // none has descriptors
 		if c.out.room() {
 			c.run1(&r)
 		}
@@ -79,7 +80,8 @@ func shape(f wire.Frame, nfds int) error {
 		return violation("fd_count", "%s with %d, allowed %d", f.Kind, nfds, want)
 	}
 	switch f.Kind {
-	case wire.KindRegisterCache, wire.KindEvict, wire.KindLease, wire.KindPush, wire.KindPushLayer, wire.KindPushFinish:
+	case wire.KindRegisterCache, wire.KindEvict, wire.KindLease, wire.KindAdvertise, wire.KindPush, wire.KindPushLayer, wire.KindPushFinish,
+		wire.KindPull, wire.KindScatter:
 		return nil
 	}
 	if len(f.Array) > 0 {
@@ -112,7 +114,7 @@ func (c *client) noReply(f *wire.Frame) error {
 		if err := f.Decode(&p); err != nil {
 			return err
 		}
-		engine.PushCancel(c.id, p.Transfer)
+		engine.CancelTransfer(c.id, p.Transfer)
 	case wire.KindSpans:
 		var p wire.Spans
 		if err := f.Decode(&p); err != nil {
@@ -153,7 +155,11 @@ func (c *client) work() {
 
 // run1 runs one request and queues its answer.
 func (c *client) run1(r *request) {
-	hold := r.Kind == wire.KindLease || r.Kind == wire.KindPush
+	hold := false // events of what the request begins come behind its answer
+	switch r.Kind {
+	case wire.KindLease, wire.KindAdvertise, wire.KindPush, wire.KindPull, wire.KindScatter:
+		hold = true
+	}
 	if hold {
 		c.out.hold()
 	}
@@ -183,6 +189,12 @@ func (c *client) call(r *request) (body any, array []byte, err error) {
 			return nil, nil, err
 		}
 		return nil, nil, engine.Revoke(c.id, q.Lease)
+	case wire.KindRenew:
+		var q wire.Renew
+		if err := decode(r, &q); err != nil {
+			return nil, nil, err
+		}
+		return nil, nil, engine.Renew(c.id, q)
 	case wire.KindRegisterRegion:
 		return c.registerRegion(r)
 	case wire.KindDeregisterRegion:
@@ -235,6 +247,39 @@ func (c *client) call(r *request) (body any, array []byte, err error) {
 			return nil, nil, err
 		}
 		info, err := engine.Lease(c.ctx, c.id, q, blocks)
+		return &info, nil, err
+	case wire.KindAdvertise:
+		var q wire.Advertise
+		if err := decode(r, &q); err != nil {
+			return nil, nil, err
+		}
+		spans, err := wire.RegionSpans(r.Array)
+		if err != nil {
+			return nil, nil, err
+		}
+		info, err := engine.Advertise(c.ctx, c.id, q, spans)
+		return &info, nil, err
+	case wire.KindPull:
+		var q wire.PullRequest
+		if err := decode(r, &q); err != nil {
+			return nil, nil, err
+		}
+		blocks, err := wire.U32s("blocks", r.Array)
+		if err != nil {
+			return nil, nil, err
+		}
+		info, err := engine.Pull(c.id, q, blocks)
+		return &info, nil, err
+	case wire.KindScatter:
+		var q wire.ScatterRequest
+		if err := decode(r, &q); err != nil {
+			return nil, nil, err
+		}
+		ranges, err := wire.ScatterRanges(r.Array)
+		if err != nil {
+			return nil, nil, err
+		}
+		info, err := engine.Scatter(c.id, q, ranges)
 		return &info, nil, err
 	case wire.KindPush:
 		var q wire.PushRequest

@@ -96,13 +96,20 @@ func TestRequests(t *testing.T) {
 	c.send(wire.KindPushFinish, &wire.PushFinish{Transfer: 21}, []byte("token"))
 	c.send(wire.KindPushCancel, &wire.PushCancel{Transfer: 22}, nil)
 	assert.Equal(t, wire.KindOK, c.ask(wire.KindRevoke, &wire.Revoke{Lease: 11}, nil).Kind)
+	assert.Equal(t, wire.KindOK, c.ask(wire.KindRenew, &wire.Renew{Lease: 11, TTLMillis: 5}, nil).Kind)
+	assert.Equal(t, wire.LeaseInfo{Lease: 31, Ticket: "t"}, body[wire.LeaseInfo](t, c.ask(wire.KindAdvertise, &wire.Advertise{Region: 7, Mode: "read", TTLMillis: 1},
+		wire.AppendRegionSpans(nil, []wire.RegionSpan{{Off: 1, Len: 2}}))))
+	assert.Equal(t, wire.PushInfo{Transfer: 32}, body[wire.PushInfo](t, c.ask(wire.KindPull, &wire.PullRequest{Cache: 3, Ticket: "t", TimeoutMillis: 1, Notification: []byte("n")}, blocks)))
+	assert.Equal(t, wire.PushInfo{Transfer: 33}, body[wire.PushInfo](t, c.ask(wire.KindScatter, &wire.ScatterRequest{Region: 7, Mode: "write", Ticket: "t", TimeoutMillis: 1},
+		wire.AppendScatterRanges(nil, []wire.ScatterRange{{Local: 1, Remote: 2, Len: 3}}))))
 	assert.Equal(t, wire.KindOK, c.ask(wire.KindEvict, &wire.Evict{Cache: 3}, blocks).Kind)
 	assert.Equal(t, wire.KindOK, c.ask(wire.KindDeregisterRegion, &wire.DeregisterRegion{Region: 7}, nil).Kind)
 	id := c.send(wire.KindDropCache, &wire.DropCache{Cache: 8}, nil)
 	c.refused(id, fault.ErrNotFound, "")
 
 	assert.Equal(t, []string{"add", "region kv 8192", "cache c [{1 2}]", "blocks 3", "lease 3 [4 5]", "push 3 [4 5]",
-		"layer {21 1 2 3}", "finish 21 token", "cancel 22", "revoke 11", "evict 3 [4 5]", "deregister 7", "drop 8"}, e.log())
+		"layer {21 1 2 3}", "finish 21 token", "cancel 22", "revoke 11", "renew 11 5", "advertise 7 read [{1 2}]", `pull 3 t [4 5] "n"`,
+		"scatter 7 write t [{1 2 3}]", "evict 3 [4 5]", "deregister 7", "drop 8"}, e.log())
 }
 
 func TestFieldsOutOfRange(t *testing.T) {

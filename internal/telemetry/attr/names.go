@@ -10,12 +10,16 @@ const (
 const (
 	SpanClientLease = "kvxfer.lease"
 	SpanClientWrite = "kvxfer.write"
+	SpanClientRead  = "kvxfer.read"
+	SpanClientRaw   = "kvxfer.scatter"
 
-	SpanPush  = "push"
-	SpanPlan  = "plan"
-	SpanBind  = "bind"
-	SpanBatch = "batch"
-	SpanFin   = "fin"
+	SpanPush    = "push"
+	SpanPull    = "pull"
+	SpanScatter = "scatter"
+	SpanPlan    = "plan"
+	SpanBind    = "bind"
+	SpanBatch   = "batch"
+	SpanFin     = "fin"
 
 	SpanLease  = "lease"
 	SpanPlace  = "place"
@@ -37,11 +41,15 @@ type SpanDoc struct{ Where, Name, Meaning string }
 var SpanTable = []SpanDoc{
 	{"client", SpanClientLease, "The lease call as its caller sees it."},
 	{"client", SpanClientWrite, "The whole push as its caller sees it, to the result; an event `layer` for each layer handed over."},
+	{"client", SpanClientRead, "The whole pull as its caller sees it, to the result."},
+	{"client", SpanClientRaw, "The whole writev or readv of raw memory as its caller sees it, to the result."},
 	{"source daemon", SpanPush, "The transfer on the source, parent of the four below."},
+	{"reader's daemon", SpanPull, "A transfer that reads: the same as `push`, seen from the blocks' destination."},
+	{"source or reader", SpanScatter, "A transfer of raw memory."},
 	{"source daemon", SpanPlan, "Layouts and block pairs become a scatter list."},
 	{"source daemon", SpanBind, "The ticket is presented to the target and bound to this transfer."},
 	{"source daemon", SpanBatch, "One layer or provider batch: from posting to its completion."},
-	{"source daemon", SpanFin, "From FIN to the target's answer."},
+	{"source daemon", SpanFin, "From FIN, or of a transfer that reads RELEASE, to the answer."},
 	{"target daemon", SpanLease, "Blocks are checked, journalled and granted."},
 	{"target daemon", SpanBind, "The lease takes this transfer as its one writer."},
 	{"target daemon", SpanPlace, "One layer: from its first piece in memory to its last."},
