@@ -20,6 +20,7 @@ type client struct {
 	gone      bool
 	regions   map[uint64]*region
 	leases    int
+	opens     int // read leases that it opened by keys on this node
 	transfers int
 }
 
@@ -116,6 +117,7 @@ func (e *Engine) ClientGone(id ClientID) {
 		regions = append(regions, r)
 	}
 	e.mu.Unlock()
+	e.abandonWholes(c)
 	e.wg.Go(func() {
 		for _, r := range regions {
 			e.mu.Lock()

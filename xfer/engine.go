@@ -64,6 +64,7 @@ type Engine struct {
 	links     map[Link]*linkState
 	sessions  map[rdma.SessionID]*linkState
 	past      pastLeases
+	attempts  attempts
 	nextID    uint64
 }
 

@@ -26,6 +26,10 @@ type linkState struct {
 	moving  map[uint64]*transfer                     // source: by the target's handle
 	bound   map[uint64]bindee                        // target: by handle
 	windows map[rdma.Key]bindee                      // target: by window
+	parts   map[uint64]*part                         // target: of instances' leases, by handle
+	claims  map[uint64]func(error)                   // target: who waits for CLAIMED
+	wholes  map[uint64]wholeRef                      // source: parts of own instances' leases, by the peer's handle
+	opens   int                                      // target, under Engine.mu: read leases that the peer opened by keys
 	handles uint64
 }
 
@@ -33,7 +37,7 @@ type linkState struct {
 func (e *Engine) LinkUp(l Link) {
 	name, _ := l.Provider()
 	ls := &linkState{e: e, link: l, provider: name, binding: map[uint64]*transfer{}, owed: map[uint64]struct{}{}, asks: map[uint64]func(wire.Frame, error){}, moving: map[uint64]*transfer{},
-		bound: map[uint64]bindee{}, windows: map[rdma.Key]bindee{}}
+		bound: map[uint64]bindee{}, windows: map[rdma.Key]bindee{}, parts: map[uint64]*part{}, claims: map[uint64]func(error){}, wholes: map[uint64]wholeRef{}}
 	if init := l.Initiator(); init != nil {
 		ls.out = newOutQueue(e, l, init, e.caps(name))
 	}
@@ -88,6 +92,9 @@ func (e *Engine) LinkDown(l Link, reason error) {
 	for _, answered := range asks {
 		answered(wire.Frame{}, &fault.Error{Code: fault.PeerLost, Op: "link", Peer: l.Peer().Node})
 	}
+	ls.askerLost()
+	ls.ownersLost()
+	ls.openerLost()
 	for _, p := range transfers {
 		p.step(protocol.TransferEvent{Kind: protocol.TransferPeerLost})
 	}

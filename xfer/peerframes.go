@@ -8,5 +8,14 @@ var requestFrames = map[wire.Kind]struct {
 	bySource bool
 	f        func(*linkState, wire.Frame) error
 }{
-	wire.KindFind: {true, (*linkState).onFind},
+	wire.KindGrant:       {true, (*linkState).onGrant},
+	wire.KindGrantRenew:  {true, (*linkState).onGrantRenew},
+	wire.KindGrantRevoke: {true, (*linkState).onGrantRevoke},
+	wire.KindClaimed:     {true, (*linkState).onClaimed},
+	wire.KindFind:        {true, (*linkState).onFind},
+	wire.KindOpenBlock:   {true, (*linkState).onOpen},
+
+	wire.KindGrantLayers: {false, (*linkState).onGrantLayers},
+	wire.KindGrantEnded:  {false, (*linkState).onGrantEnded},
+	wire.KindClaim:       {false, (*linkState).onClaim},
 }
