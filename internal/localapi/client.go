@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
@@ -43,6 +44,9 @@ type client struct {
 	id   xfer.ClientID
 	info xfer.ClientInfo
 
+	longs   atomic.Int64   // requests that wait for other nodes
+	longing sync.WaitGroup // their goroutines; begun by the queue's
+
 	badSpans bool // the reader's: one was logged
 
 	mu    sync.Mutex
@@ -72,6 +76,7 @@ func (c *client) run() {
 	c.end(c.judge(err))
 	c.requests.close()
 	helpers.Wait()
+	c.longing.Wait()
 	if c.id != 0 {
 		c.s.o.Engine.ClientGone(c.id)
 	}
