@@ -93,7 +93,7 @@ func (l *link) receive(f wire.Frame) error {
 		if f.Kind == wire.KindBind && f.Request == 0 {
 			return violation("request_id", "0 in %s, which is answered", f.Kind)
 		}
-	case wire.KindGrant, wire.KindGrantRenew, wire.KindFind, wire.KindOpenBlock, wire.KindGrantRevoke, wire.KindClaimed:
+	case wire.KindRelease, wire.KindGrant, wire.KindGrantRenew, wire.KindFind, wire.KindOpenBlock, wire.KindGrantRevoke, wire.KindClaimed:
 		if l.dialed {
 			return violation("kind", "%s to the side that dialed", f.Kind)
 		}
