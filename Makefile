@@ -18,7 +18,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # Tests wait for conditions, not for times; this only ends a run that hangs.
 GOTEST := $(GO) test -race -timeout 10m
 
-.PHONY: all build demo test lint test-go test-python test-integration fuzz bench generate clean
+.PHONY: all build demo test lint test-go test-python test-integration fuzz bench late-writes-nixl generate clean
 
 all: build
 
@@ -79,6 +79,15 @@ fuzz: ## every fuzz target for FUZZTIME
 
 bench: ## ns a block and allocations
 	$(GO) test -run '^$$' -bench . -benchmem ./rdma/... ./xfer/...
+
+# What a peer does in the scenario of test/integration/test_late_writes.py; no part of `make test`. numpy comes from the demo's list.
+$(BUILD)/nixl/.done: bench/peers/requirements-nixl.txt examples/disagg/requirements.txt
+	$(PYTHON) -m venv $(BUILD)/nixl
+	$(BUILD)/nixl/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r bench/peers/requirements-nixl.txt -r <(grep '^numpy' examples/disagg/requirements.txt)
+	@touch $@
+
+late-writes-nixl: $(BUILD)/nixl/.done ## shows late writes of NIXL over UCX tcp; ARGS="--rounds 20"
+	$(BUILD)/nixl/bin/python bench/peers/late_writes_nixl.py $(ARGS)
 
 generate:
 	$(GO) generate ./...

@@ -1,17 +1,18 @@
-// Package xfer is the engine of a node: it holds the clients' regions and caches, grants and ends leases, runs pushes
-// and drives the state machines of xfer/protocol with real time, providers, links and the block store.
+// Package xfer is the engine of a node: it holds the clients' regions and caches, grants and ends leases, runs
+// transfers and drives the state machines of xfer/protocol with real time, providers, links and the block store.
 //
-// Terms. A client is an attached process, a region its memory, a cache a region with a layout. A lease lives on the
-// node that owns the blocks (the target), a push on the node that reads them (the source). A link is a control
-// connection with its payload session; the source dials it. A source's blocks are HELD while an operation may still
-// read them.
+// Terms. A client is an attached process, a region its memory, a cache a region with a layout. A grant is a permission
+// given to peers: a lease (one push may write blocks) or an offer (several holders may read blocks, or reach a raw
+// region). It lives on the node that owns the memory. A transfer lives on the node that started it: push, pull, or
+// scatter of raw memory. A link is a control connection with its payload session; who starts transfers dials it. Blocks
+// are HELD while a push or a read lease may have them read.
 //
 // The engine knows other parts by contract.go only; package internal/node composes them.
 //
 // An instance's lease is a whole at the node that was asked (the asker), and a part, which is a lease or an offer of the
 // rank's client, at each owner. A claim is a BIND that waits for the asker's word: one transfer owns all parts.
 //
-// Locks, in the order in which they may be taken: a lease's or transfer's own lock, then a whole's, then
+// Locks, in the order in which they may be taken: a grant's or transfer's own lock, then a whole's, then
 // a part's, then a cache's, then an out queue's or a link's, then the engine's. Nothing is called back under the engine's lock.
 //
 // Invariants, each with the test that holds it:
@@ -36,4 +37,12 @@
 //     TestOpenReadsPublishedBlocks, TestOpensHaveTheirOwnQuota
 //   - a ticket is bound once, and only with its secret: TestTicketIsBoundOnce
 //   - no bytes move between caches that differ: TestMismatchMovesNothing
+//   - a pull commits what the source held throughout, or leaves its blocks FREE: TestPullOverTCP, TestReadLeaseEnds
+//   - a read lease has as many readers as it says: TestReadLeaseHasAsManyReadersAsItSays
+//   - a ticket permits what its owner granted, whatever its text says: TestTicketsSayWhatTheyPermit
+//   - evict returns when no peer can touch the blocks: TestEvictTakesBlocksBackFromEveryPeer
+//   - a scatter list moves each byte once and stays inside what is advertised: TestScatterAgreesWithCopy,
+//     TestScatterStaysInsideWhatIsAdvertised
+//   - a raw region that was taken back is never written again: TestRevokedAdvertisementIsNeverWrittenAgain
+//   - an advertisement never holds a drain up: TestDrainEndsAdvertisements
 package xfer

@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// maxHolders bounds the caches that a node names in an answer; those with the longest prefixes are named.
-	maxHolders = 1024
+	// maxHoldersNamed bounds the caches that a node names in an answer; those with the longest prefixes are named.
+	maxHoldersNamed = 1024
 	// findersAtOnce bounds the nodes that one lookup asks at a time.
 	findersAtOnce = 64
 	// maxAskBytes bounds the array of a request to a peer: see docs/protocol.md, Peer protocol.
@@ -70,8 +70,8 @@ func (e *Engine) Lookup(ctx context.Context, id ClientID, r wire.Lookup, keys []
 	slices.SortFunc(info.Holders, func(a, b wire.Holder) int {
 		return cmp.Or(cmp.Compare(b.Blocks, a.Blocks), cmp.Compare(a.Node, b.Node), cmp.Compare(a.Cache, b.Cache))
 	})
-	if len(info.Holders) > maxHolders {
-		info.Holders = info.Holders[:maxHolders]
+	if len(info.Holders) > maxHoldersNamed {
+		info.Holders = info.Holders[:maxHoldersNamed]
 	}
 	return info, nil
 }
@@ -155,8 +155,8 @@ func readHolders(ls *linkState, f *wire.Frame, most int) ([]wire.Holder, error) 
 	if err := f.Decode(&info); err != nil {
 		return nil, err
 	}
-	if len(info.Holders) > maxHolders {
-		return nil, ls.wrong("find", "%d holders, allowed 0..%d", len(info.Holders), maxHolders)
+	if len(info.Holders) > maxHoldersNamed {
+		return nil, ls.wrong("find", "%d holders, allowed 0..%d", len(info.Holders), maxHoldersNamed)
 	}
 	for _, h := range info.Holders {
 		if h.Blocks < 1 || int(h.Blocks) > most {
@@ -205,9 +205,9 @@ func (ls *linkState) onFind(f wire.Frame) error {
 		return nil
 	}
 	found := ls.e.findHere(ls.link.Peer().Tenant, &q, f.Array)
-	if len(found) > maxHolders {
+	if len(found) > maxHoldersNamed {
 		slices.SortFunc(found, func(a, b wire.Holder) int { return cmp.Compare(b.Blocks, a.Blocks) })
-		found = found[:maxHolders]
+		found = found[:maxHoldersNamed]
 	}
 	ls.answer(f.Request, wire.FindInfo{Holders: found}, nil)
 	return nil

@@ -266,7 +266,7 @@ func (l *lease) commit() {
 
 // ended tells everybody and forgets the lease. The blocks are fenced, or quarantined.
 func (l *lease) ended(failure *fault.Error) {
-	ev := wire.LeaseEvent{Lease: l.id, Bytes: l.m.Bytes()}
+	ev := wire.LeaseEvent{Lease: l.id, Bytes: l.m.Bytes(), Guarantee: l.region.guarantee()}
 	code := fault.Code(0)
 	if failure != nil {
 		ev.Error, code = fault.ToWire(failure), failure.Code
@@ -351,7 +351,7 @@ func (l *lease) err(op string, code fault.Code) *fault.Error {
 }
 
 func (l *lease) failure(code fault.Code, wrote bool) *fault.Error {
-	fe := &fault.Error{Code: code, Op: "lease", Region: l.cache.name, MayHaveWritten: wrote}
+	fe := &fault.Error{Code: code, Op: "lease", Region: l.cache.name, MayHaveWritten: wrote, Guarantee: l.region.guarantee()}
 	if l.bound != nil {
 		fe.Peer = l.bound.ls.link.Peer().Node
 	}

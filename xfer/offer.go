@@ -2,6 +2,7 @@ package xfer
 
 import (
 	"context"
+	"fmt"
 	"sync"
 
 	"go.opentelemetry.io/otel/trace"
@@ -165,10 +166,18 @@ func (o *offer) step(ev protocol.OfferEvent) {
 	o.run(ev)
 }
 
+// maxHolders bounds the transfers that hold an offer at a time: whoever has its ticket may bind it.
+const maxHolders = 4096
+
 // bind makes the holder of a BIND.
 func (o *offer) bind(b *bindRequest, deadline rdma.Instant) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if len(o.holders) >= maxHolders {
+		b.ls.refuse(b.request, &fault.Error{Code: fault.ResourceExhausted, Op: "bind", Peer: o.e.o.Node, Region: o.name(),
+			Detail: fmt.Sprintf("%d transfers hold the lease, allowed at a time %d", len(o.holders), maxHolders)})
+		return
+	}
 	o.last++
 	h := &holder{o: o, id: o.last, bind: b}
 	o.holders[h.id] = h
@@ -207,6 +216,9 @@ func (o *offer) apply(f protocol.OfferEffect) {
 		o.fence(h, f.Code)
 	case protocol.OfferHolderEnded:
 		o.holderEnded(h, f)
+		if o.m.Holders() == 0 && o.m.Phase() == protocol.OfferOpen && o.e.Draining() { // nobody can bind it any more
+			o.queue = append(o.queue, protocol.OfferEvent{Kind: protocol.OfferRevoke, Code: fault.Draining})
+		}
 	case protocol.OfferEnd:
 		o.end(f, false)
 	case protocol.OfferQuarantine:
@@ -282,11 +294,11 @@ func (o *offer) holderEnded(h *holder, f protocol.OfferEffect) {
 		h.stop()
 	}
 	b.ls.dropBound(b.handle, b.key)
-	ev := wire.HolderEvent{Lease: o.id, TransferID: b.transfer, Peer: b.ls.link.Peer().Node, Provider: b.ls.provider, Bytes: f.Bytes}
+	ev := wire.HolderEvent{Lease: o.id, TransferID: b.transfer, Peer: b.ls.link.Peer().Node, Provider: b.ls.provider, Bytes: f.Bytes, Guarantee: o.region.guarantee()}
 	var failure *fault.Error
 	note := h.note
 	if f.Code != 0 {
-		failure = &fault.Error{Code: f.Code, Op: "lease", Peer: ev.Peer, Region: o.name(), MayHaveWritten: f.Wrote}
+		failure = &fault.Error{Code: f.Code, Op: "lease", Peer: ev.Peer, Region: o.name(), MayHaveWritten: f.Wrote, Guarantee: o.region.guarantee()}
 		ev.Error, note = fault.ToWire(failure), nil
 	}
 	h.spans.ended(failure)
@@ -309,10 +321,10 @@ func (o *offer) holderEnded(h *holder, f protocol.OfferEffect) {
 
 // end tells the owner and forgets the offer.
 func (o *offer) end(f protocol.OfferEffect, quarantined bool) {
-	ev := wire.LeaseEvent{Lease: o.id, Bytes: f.Bytes}
+	ev := wire.LeaseEvent{Lease: o.id, Bytes: f.Bytes, Guarantee: o.region.guarantee()}
 	past := fault.TicketBound
 	if f.Code != 0 {
-		fe := &fault.Error{Code: f.Code, Op: "lease", Region: o.name(), MayHaveWritten: f.Wrote}
+		fe := &fault.Error{Code: f.Code, Op: "lease", Region: o.name(), MayHaveWritten: f.Wrote, Guarantee: o.region.guarantee()}
 		if quarantined {
 			fe.Detail = "the fence failed: the memory is quarantined until the daemon exits"
 		}

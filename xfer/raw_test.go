@@ -149,3 +149,15 @@ func TestRevokedAdvertisementIsNeverWrittenAgain(t *testing.T) {
 		require.Equal(t, size, bytes.Count(b.mem.bytes, []byte{pattern}), "a byte landed after the fence")
 	}
 }
+
+func TestDrainEndsAdvertisements(t *testing.T) {
+	net := newNetwork(t, "a", "b")
+	const size = 4 << 20
+	a, b := rawWorker(t, net.nodes["a"], "a", size), rawWorker(t, net.nodes["b"], "b", size)
+	idle, busy := b.advertise("write", 0, time.Hour), b.advertise("write", 0, time.Hour)
+	transfer := a.scatter("write", busy.Ticket, "", wire.ScatterRange{Len: size})
+	b.node.engine.Drain(t.Context()) // its context has no end: it returns only when nothing is left
+	a.transferEnd(transfer)
+	assert.Equal(t, fault.Draining, code(t, b.leaseEnd(idle.Lease).Error))
+	assert.Equal(t, fault.Draining, code(t, b.leaseEnd(busy.Lease).Error))
+}

@@ -386,7 +386,8 @@ func (p *transfer) result(f protocol.TransferEffect) {
 	}
 	var failure *fault.Error
 	if f.Code != 0 {
-		failure = &fault.Error{Code: f.Code, Op: p.op(), Peer: p.ticket.Node, Region: p.name(), MayHaveWritten: f.Wrote, Detail: f.Detail}
+		failure = &fault.Error{Code: f.Code, Op: p.op(), Peer: p.ticket.Node, Region: p.name(), MayHaveWritten: f.Wrote, Detail: f.Detail,
+			Guarantee: p.region.guarantee()}
 		if c := p.cause; c != nil && c.Code == f.Code {
 			failure.Field, failure.Detail, failure.NoRetry = c.Field, c.Detail, c.NoRetry
 			if c.Err != nil && failure.Detail == "" {

@@ -110,6 +110,20 @@ func TestOnlyTheNodeComposes(t *testing.T) {
 	}
 }
 
+// TestSimulationStaysInTests: what is simulated, and the suites, are linked into nothing that runs.
+func TestSimulationStaysInTests(t *testing.T) {
+	out, err := exec.Command("go", "list", "-f", "{{.ImportPath}}: {{join .Imports \" \"}}", module+"...").Output()
+	require.NoError(t, err)
+	for _, line := range strings.Split(strings.TrimSpace(string(out)), "\n") {
+		pkg, imports, _ := strings.Cut(line, ": ")
+		for _, sim := range []string{"rdma/simfabric", "rdma/fabrictest", "xfer/simtest"} {
+			if strings.Contains(" "+imports+" ", " "+module+sim+" ") {
+				assert.True(t, sim == "rdma/simfabric" && pkg == module+"xfer/simtest", "%s imports %s: only tests may", pkg, sim)
+			}
+		}
+	}
+}
+
 // TestNoPackageIsCalledNothing: a package's name says its subject.
 func TestNoPackageIsCalledNothing(t *testing.T) {
 	for _, pkg := range packages(t, "") {

@@ -24,6 +24,8 @@ type Error struct {
 	MayHaveWritten bool
 	// NoRetry overrides the table where a code is retryable as a rule but not in this case.
 	NoRetry bool
+	// Guarantee is "live-client-only" where memory is concerned whose promise ends with its client's process; "": the full one.
+	Guarantee string
 	// Err is the cause; it does not travel over the wire, its text does.
 	Err error
 }
@@ -67,6 +69,9 @@ func (e *Error) Error() string {
 	}
 	if e.MayHaveWritten {
 		b.WriteString(" (target bytes may have been written)")
+	}
+	if e.Guarantee != "" {
+		b.WriteString(" (guarantee: " + e.Guarantee + ")")
 	}
 	return b.String()
 }
@@ -127,6 +132,7 @@ type Wire struct {
 	Detail         string `json:"detail,omitempty"`
 	MayHaveWritten bool   `json:"may_have_written,omitempty"`
 	Retryable      bool   `json:"retryable,omitempty"`
+	Guarantee      string `json:"guarantee,omitempty"`
 }
 
 // ToWire flattens err for the wire; nil stays nil.
@@ -143,7 +149,7 @@ func ToWire(err error) *Wire {
 		d += e.Err.Error()
 	}
 	return &Wire{Code: e.Code, Name: e.Code.String(), Op: e.Op, Peer: e.Peer, Region: e.Region, Field: e.Field,
-		Detail: d, MayHaveWritten: e.MayHaveWritten, Retryable: e.Retryable()}
+		Detail: d, MayHaveWritten: e.MayHaveWritten, Retryable: e.Retryable(), Guarantee: e.Guarantee}
 }
 
 // FromWire rebuilds the Error; nil stays nil. A code that this version does not know becomes Internal and keeps
@@ -153,7 +159,7 @@ func FromWire(w *Wire) error {
 		return nil
 	}
 	e := &Error{Code: w.Code, Op: w.Op, Peer: w.Peer, Region: w.Region, Field: w.Field, Detail: w.Detail,
-		MayHaveWritten: w.MayHaveWritten}
+		MayHaveWritten: w.MayHaveWritten, Guarantee: w.Guarantee}
 	if !w.Code.Known() {
 		e.Code = Internal
 		e.Detail = strings.TrimSuffix(w.Name+": "+w.Detail, ": ")

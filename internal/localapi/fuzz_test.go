@@ -14,12 +14,14 @@ var fuzzKinds = []wire.Kind{
 	wire.KindHello, wire.KindPing, wire.KindStatus, wire.KindRegisterRegion, wire.KindDeregisterRegion, wire.KindRegisterCache,
 	wire.KindDropCache, wire.KindBlocks, wire.KindEvict, wire.KindLease, wire.KindRevoke, wire.KindPush, wire.KindPushLayer,
 	wire.KindPushFinish, wire.KindPushCancel, wire.KindSpans, wire.KindError, wire.KindBind, wire.KindOK, 0, 0xff,
+	wire.KindRenew, wire.KindAdvertise, wire.KindPull, wire.KindScatter,
 }
 
 var fuzzBodies = []string{
 	"", "{}", "null", "[]", `{"cache":1}`, `{"lease":1}`, `{"transfer":1}`, `{"region":7}`, `{"spans":[{"name":"a"}]}`,
 	`{"cache":1,"mode":"write","ttl_ms":5}`, `{"cache":1,"ticket":"t","timeout_ms":5,"layerwise":true}`,
 	`{"name":"kv","id":"0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f","kind":"memfd","size":4096}`,
+	`{"lease":1,"ttl_ms":5}`, `{"region":7,"mode":"read","ttl_ms":5}`, `{"region":7,"mode":"write","ticket":"t","timeout_ms":5}`,
 	`{"min_version":1,"max_version":1}`, `{"cache":-1}`, `{`,
 }
 

@@ -109,6 +109,17 @@ func parseArrays(t *testing.T, b []byte) {
 			require.Positive(t, count)
 		}
 	}
+	if v, err := RegionSpans(b); err == nil {
+		require.Equal(t, b, AppendRegionSpans(b[:0:0], v))
+	}
+	if v, err := ScatterRanges(b); err == nil {
+		require.Equal(t, b, AppendScatterRanges(b[:0:0], v))
+	}
+	for _, size := range []uint32{0, 1, 16, MaxKey, MaxKey + 1} {
+		if v, err := Keys(b, size); err == nil {
+			require.Len(t, v, len(b)/int(size))
+		}
+	}
 	if v, err := ParseLayersVisible(b); err == nil {
 		require.Equal(t, b, AppendLayersVisible(b[:0:0], v))
 	}
@@ -120,5 +131,7 @@ func FuzzArrays(f *testing.F) {
 	f.Add(AppendVouches(nil, []Vouch{{Block: 1, Generation: 2}}))
 	f.Add(AppendLayerPart(nil, LayerPart{Transfer: 1, Layer: 2, First: 3, Count: 4}))
 	f.Add(AppendLayersVisible(nil, LayersVisible{Lease: 1, Layers: []uint32{0, 1}}))
+	f.Add(AppendRegionSpans(nil, []RegionSpan{{Off: 1, Len: 2}}))
+	f.Add(AppendScatterRanges(nil, []ScatterRange{{Local: 1, Remote: 2, Len: 3}}))
 	f.Fuzz(func(t *testing.T, b []byte) { parseArrays(t, b) })
 }

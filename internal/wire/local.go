@@ -241,6 +241,7 @@ type HolderEvent struct {
 	Peer       string      `json:"peer"`
 	Provider   string      `json:"provider"`
 	Bytes      uint64      `json:"bytes"`
+	Guarantee  string      `json:"guarantee,omitempty"`
 	Error      *fault.Wire `json:"error,omitempty"`
 }
 
@@ -262,6 +263,7 @@ type LeaseEvent struct {
 	Provider   string      `json:"provider,omitempty"`
 	Bytes      uint64      `json:"bytes"`
 	Generation uint64      `json:"generation"`
+	Guarantee  string      `json:"guarantee,omitempty"`
 	Error      *fault.Wire `json:"error,omitempty"`
 }
 

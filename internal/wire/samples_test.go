@@ -212,7 +212,9 @@ func goldenCases() []golden {
 		SpanID: sampleSpan, Notification: note, TransferIdentity: identity}, blocks)
 	add("scatter", KindScatter, 20, &ScatterRequest{Region: 1, Mode: ModeRead, Ticket: sampleTicket().Encode(), TimeoutMillis: 30_000,
 		Traceparent: sampleTraceparent, SpanID: sampleSpan, Notification: note, TransferIdentity: identity}, AppendScatterRanges(nil, []ScatterRange{{Local: 0, Remote: 4096, Len: 64}}))
-	add("event_holder", KindEventHolder, 0, &HolderEvent{Lease: 5, TransferID: sampleTransfer, Peer: "decode-0", Provider: "tcp", Bytes: 64, Error: sampleFault()}, note)
+	add("event_holder", KindEventHolder, 0, &HolderEvent{Lease: 5, TransferID: sampleTransfer, Peer: "decode-0", Provider: "tcp", Bytes: 64,
+		Guarantee: GuaranteeLiveClient, Error: fault.ToWire(&fault.Error{Code: fault.MemoryFault, Op: "lease", Guarantee: GuaranteeLiveClient})}, note)
+	add("event_lease_process", KindEventLease, 0, &LeaseEvent{Lease: 5, Bytes: 100, Generation: 13, Guarantee: GuaranteeLiveClient}, nil)
 	add("event_granted", KindEventGranted, 0, &GrantedEvent{Lease: 5, Cache: 1, LeaseID: sampleLease, Mode: ModeWrite, Generation: 13}, blocks)
 	add("event_transfer_pull", KindEventTransfer, 0, &TransferEvent{Transfer: 6, TransferID: sampleTransfer, Blocks: 3, Bytes: 4_423_680, Released: true,
 		Generation: 13, Guarantee: GuaranteeLiveClient}, nil)

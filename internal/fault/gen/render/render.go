@@ -150,6 +150,8 @@ class KvxferError(Exception):
         retryable: the same request may be made again (under a new lease where it wrote).
         released: True when the memory of the caller's side is reusable now; False while it is HELD and a later
             fence must be awaited; None where no memory was involved.
+        guarantee: "live-client-only" where memory is concerned whose promise ends with its client's process; "full"
+            otherwise.
     """
 
     code: int = 0
@@ -166,6 +168,7 @@ class KvxferError(Exception):
         may_have_written: bool = False,
         retryable: bool | None = None,
         released: bool | None = None,
+        guarantee: str = "full",
     ) -> None:
         self.op = op
         self.peer = peer
@@ -175,6 +178,7 @@ class KvxferError(Exception):
         self.may_have_written = may_have_written
         self.retryable = self._retryable if retryable is None else retryable
         self.released = released
+        self.guarantee = guarantee
         super().__init__(self._text())
 
     def _text(self) -> str:
@@ -183,7 +187,8 @@ class KvxferError(Exception):
         marks = "".join(f" {k}={v!r}" for k, v in named if v)
         tail = f": {self.detail}" if self.detail else ""
         wrote = " (target bytes may have been written)" if self.may_have_written else ""
-        return f"{head}{type(self).__name__}{marks}{tail}{wrote}"
+        weak = f" (guarantee: {self.guarantee})" if self.guarantee != "full" else ""
+        return f"{head}{type(self).__name__}{marks}{tail}{wrote}{weak}"
 `)
 	for _, g := range t.Groups {
 		p("\n\nclass %s(KvxferError):\n    \"\"\"%s\"\"\"\n", g.Name, g.Doc)
@@ -212,6 +217,7 @@ def from_wire(w: dict[str, Any], *, released: bool | None = None) -> KvxferError
         may_have_written=bool(w.get("may_have_written", False)),
         retryable=bool(w.get("retryable", False)),
         released=released,
+        guarantee=str(w.get("guarantee", "full")),
     )
 
 

@@ -19,6 +19,7 @@ def again(error: KvxferError, *, op: str, released: bool | None = None) -> Kvxfe
         may_have_written=error.may_have_written,
         retryable=error.retryable,
         released=released,
+        guarantee=error.guarantee,
     )
 
 
