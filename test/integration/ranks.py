@@ -96,6 +96,10 @@ class Process(RawClient):
 class Rank(Process):
     """A client with memory that is rank ``rank`` of ``ranks`` of an instance."""
 
+    region_id: str
+    fd: int
+    memory: mmap.mmap
+
     def __init__(
         self,
         daemon: Daemon,
@@ -106,7 +110,7 @@ class Rank(Process):
         former: Rank | None = None,
         vouches: list[tuple[int, int]] | None = None,
     ) -> None:
-        """``former``: a rank that has lost its daemon; this one has its memory. ``vouches``: (block, generation)."""
+        """``former`` has lost its daemon: its memory is taken over. ``vouches``: (block, generation)."""
         super().__init__(daemon)
         self.instance, self.rank = instance, rank
         self.name = f"{instance}-{rank}"
