@@ -31,7 +31,10 @@
 //   - an instance's lease is granted on every rank or on none: TestInstanceLeaseIsAllOrNone; one transfer owns it everywhere:
 //     TestSecondTransferIsRefusedOnEveryRank, TestOneTransferWinsEverywhere; it is committed everywhere or nowhere, whoever
 //     is lost: TestOneRankFailsTheWhole, TestAskerIsLost, TestWhatIsKeptOutlivesTheAsker
-//   - a transfer's older attempt binds nothing, a newer one waits for the fence: TestRetryNeedsAFenceAndAHigherAttempt
+//   - a part is bound only on its asker's word, and what waits for it ends: TestBindWaitsForTheAskersWord, TestClaimEnds; who
+//     asks and who grants wrongly changes nothing: TestGrantIsChecked, TestOwnersThatAnswerWrongly
+//   - a transfer's older attempt binds nothing, a newer one waits for the fence: TestRetryNeedsAFenceAndAHigherAttempt; what
+//     is remembered of them is bounded: TestAttemptsAreBounded
 //   - a lookup finds what is COMMITTED now, of caches that fit: TestLookupAgainstNaiveModel, TestKeysAfterARegistration
 //   - who opens blocks by their keys reads them held throughout, and uses up nothing of their owner:
 //     TestOpenReadsPublishedBlocks, TestOpensHaveTheirOwnQuota

@@ -237,7 +237,12 @@ func (w *whole) makeFar(ctx context.Context, i int, r wire.LeaseRequest, blocks 
 	if w.parts[i].ls != nil { // the answer came in this moment
 		return nil
 	}
-	w.parts[i].given = true
+	w.parts[i].late = true
+	ls.mu.Lock()
+	if ls.asks[request] != nil {
+		ls.owe(request)
+	}
+	ls.mu.Unlock()
 	fe := fault.From("lease", ctx.Err())
 	fe.Peer = rank.Peer.Node
 	return fe
@@ -257,7 +262,7 @@ func (w *whole) taken(i int, ls *linkState, f *wire.Frame) error {
 	case err != nil:
 	case g.Rank != p.rank.Rank:
 		err = fault.New(fault.NotFound, "lease", "cache %q is rank %d, the directory says %d", p.rank.Cache, g.Rank, p.rank.Rank)
-	case p.given || w.gone:
+	case p.late || w.gone:
 		err = fault.New(fault.Cancelled, "lease", "nobody waits for the part any more")
 	default:
 		err = ls.addWhole(g.Handle, wholeRef{w, i})

@@ -21,7 +21,7 @@ type linkState struct {
 	mu      sync.Mutex
 	down    bool
 	binding map[uint64]*transfer                     // source: by request id
-	owed    map[uint64]struct{}                      // source: requests whose push has ended while the answer is still due
+	owed    map[uint64]struct{}                      // source: requests that nobody waits for while the answer is still due
 	asks    map[uint64]func(f wire.Frame, err error) // source: who waits for an answer to another request than BIND
 	moving  map[uint64]*transfer                     // source: by the target's handle
 	bound   map[uint64]bindee                        // target: by handle
@@ -261,6 +261,9 @@ func (ls *linkState) answered(f wire.Frame) (bool, error) {
 	ls.mu.Lock()
 	take := ls.asks[f.Request]
 	delete(ls.asks, f.Request)
+	if take != nil {
+		delete(ls.owed, f.Request)
+	}
 	ls.mu.Unlock()
 	if take == nil {
 		return false, nil
@@ -409,12 +412,17 @@ func (ls *linkState) dropTransfer(request, handle uint64) {
 	if ls.binding[request] == nil {
 		return
 	}
+	ls.owe(request)
+}
+
+// owe notes that an answer is still due that nobody waits for, but that must be met when it comes. The caller holds ls.mu.
+func (ls *linkState) owe(request uint64) {
 	if ls.owed[request] = struct{}{}; len(ls.owed) == maxOwed {
-		ls.e.wg.Go(func() { ls.link.Close(fault.New(fault.PeerLost, "link", "%d binds have no answer", maxOwed)) })
+		ls.e.wg.Go(func() { ls.link.Close(fault.New(fault.PeerLost, "link", "%d requests have no answer", maxOwed)) })
 	}
 }
 
-// maxOwed is how many answers to BIND a peer may owe for pushes that have ended.
+// maxOwed is how many answers a peer may owe for transfers that have ended and parts that nobody waits for.
 const maxOwed = 256
 
 // send queues a frame; a link that is down makes itself known by LinkDown.

@@ -42,7 +42,7 @@ type wholePart struct {
 	ls     *linkState // on another, by handle
 	handle uint64
 	doomed fault.Code // it is to end as soon as it is made
-	given  bool       // nobody waits for it any more: it is to end as soon as it is made
+	late   bool       // nobody waits for it any more: its answer is met with GRANT_REVOKE
 }
 
 func newWhole(e *Engine, r *wire.LeaseRequest, ranks []Rank, blocks []uint32) *whole {
