@@ -1,4 +1,4 @@
-// Package rdma is the contract of a one-sided fabric: what a provider (tcp, later verbs, shm, cuda, sim) promises
+// Package rdma is the contract of a one-sided fabric: what a provider (tcp, shm, later verbs, cuda, sim) promises
 // and what its users may rely on. It holds no implementation, goroutine or socket.
 //
 // Terms. A region is memory registered with a provider. A session joins two nodes in one direction: the initiator
@@ -14,7 +14,8 @@
 //   - No late byte: after Fence of a window returned nil, no byte of any operation on it lands, whatever was in flight,
 //     delayed or posted again (FenceUnderLoad, NoLateByte). Of a READ: no byte that the memory got after the fence comes
 //     to its initiator in an operation that completes with success (FenceStopsReads). A provider whose initiator reads the
-//     memory itself (shm) cannot stop it without waiting for it, but it can void what was read.
+//     memory itself (shm) cannot stop it without waiting for it, but it can void what was read. The same holds for the local
+//     memory of a WRITE that a target reads by itself, after a completion that did not wait for the target.
 //   - Deadlines are permission, not timers: a provider that places in software compares the clock for every chunk;
 //     Caps.ChecksDeadline says so. The operation ends with LeaseExpired (DeadlineStopsPlacement,
 //     DeadlineInMidOperation).

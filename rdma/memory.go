@@ -40,10 +40,12 @@ type Memory struct {
 	Len  uint64         // bytes
 	Name string         // for errors; the region's name
 
-	// FD is a descriptor of the memory object, open as long as the region; 0: none. Of MemoryHost it is the memfd whose first
-	// byte is at Base, for providers that hand memory to another process; of MemoryProcess the /proc/PID/mem.
-	FD   int
-	Addr uint64 // MemoryProcess: where the region begins in that process's address space
+	// FD is a descriptor of the memory object, open as long as the region; 0: none. Of MemoryHost it is the memfd that is
+	// mapped at Base, for providers that hand memory to another process; of MemoryProcess the /proc/PID/mem.
+	FD int
+	// Addr is where the region begins in FD's object: of MemoryHost the memfd's offset of the byte at Base (0 for memory that a
+	// client registers), of MemoryProcess an address in that process.
+	Addr uint64
 }
 
 // Span is a part of a region: byte offset and length.

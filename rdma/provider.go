@@ -93,7 +93,8 @@ type Target interface {
 	Extend(k Key, deadline Instant) error
 
 	// Fence ends a window: after nil no byte lands in it, and no READ of what it holds from then on succeeds. It waits
-	// at most for the system call or the device operation in progress, never for the peer. An unknown or fenced key gives nil: it is fenced.
+	// at most for the system call or the device operation in progress, never for the peer (shm: for a peer process that is
+	// reading, but no longer than a short bound). An unknown or fenced key gives nil: it is fenced.
 	// On an error the memory must not be reused (quarantine).
 	Fence(k Key) error
 

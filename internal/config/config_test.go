@@ -94,7 +94,7 @@ func TestDefaults(t *testing.T) {
 	require.NoError(t, err)
 	want := Config{Node: "host-1", StateDir: "/home/u/.local/state/kvxfer", Socket: "/tmp/kvxfer-1000/kvxfer.sock",
 		Listen: "127.0.0.1:7420", Advertise: "127.0.0.1:7420", HTTP: "127.0.0.1:7421", Tenant: "default", Lanes: 4, MaxClients: 256,
-		DrainTimeout: 10 * time.Second, Heartbeat: 2 * time.Second, LogLevel: "info", LogFormat: "text", Providers: []string{"tcp"}}
+		DrainTimeout: 10 * time.Second, Heartbeat: 2 * time.Second, LogLevel: "info", LogFormat: "text", Providers: []string{"shm", "tcp"}}
 	assert.Equal(t, want, *c)
 
 	c, err = load(nil, []string{"XDG_STATE_HOME=/x/state", "XDG_RUNTIME_DIR=/x/run"}, testHost(nil))
@@ -161,7 +161,7 @@ var samples = map[string]struct {
 	"trace-file":    {func(c *Config) any { return c.TraceFile }, [4]string{"/a", "b", "/c", "/d"}, [4]any{"/a", "/home/u/b", "/c", "/d"}},
 	"log-level":     {func(c *Config) any { return c.LogLevel }, [4]string{"debug", "warn", "error", "debug"}, [4]any{"debug", "warn", "error", "debug"}},
 	"log-format":    {func(c *Config) any { return c.LogFormat }, [4]string{"json", "json", "json", "json"}, [4]any{"json", "json", "json", "json"}},
-	"provider":      {func(c *Config) any { return c.Providers }, [4]string{"tcp", " tcp", "tcp ", "tcp"}, [4]any{[]string{"tcp"}, []string{"tcp"}, []string{"tcp"}, []string{"tcp"}}},
+	"providers":     {func(c *Config) any { return c.Providers }, [4]string{"tcp", " shm", "tcp ,shm", "shm,tcp"}, [4]any{[]string{"tcp"}, []string{"shm"}, []string{"tcp", "shm"}, []string{"shm", "tcp"}}},
 }
 
 // fileText writes one setting as the file has it.
@@ -194,7 +194,7 @@ var wrong = map[string][]string{
 	"trace-file":    {"a\x00"},
 	"log-level":     {"", "INFO", "trace"},
 	"log-format":    {"", "xml"},
-	"provider":      {"", "verbs", "tcp,tcp", "tcp,"},
+	"providers":     {"", "verbs", "tcp,tcp", "tcp,", "shm,verbs"},
 }
 
 func TestPrecedence(t *testing.T) {

@@ -23,6 +23,9 @@ const (
 	maxUID    = 1<<32 - 2 // the value above means "no user" to the kernel
 )
 
+// Providers names what --providers may list, best first: shm reaches daemons of the same host, tcp all.
+var Providers = []string{"shm", "tcp"}
+
 // setting is one row of the table that flags, environment, file and usage are made from.
 type setting struct {
 	name    string
@@ -130,12 +133,13 @@ func init() {
 			}},
 		choice("log-level", "info", "least level that is logged", func(c *Config) *string { return &c.LogLevel }, "debug", "info", "warn", "error"),
 		choice("log-format", "text", "how log lines are written", func(c *Config) *string { return &c.LogFormat }, "text", "json"),
-		{name: "provider", arg: "NAMES", def: "tcp", meaning: "providers that may move blocks, best first", allowed: "tcp; several separated by commas, each once", kind: listKind,
+		{name: "providers", arg: "NAMES", def: strings.Join(Providers, ","), meaning: "ways that blocks may take to and from peers, best first",
+			allowed: strings.Join(Providers, ", ") + "; several separated by commas, each once", kind: listKind,
 			set: func(l *loader, v string) error {
 				l.c.Providers = list(v)
 				bad := len(l.c.Providers) == 0
 				for i, p := range l.c.Providers {
-					bad = bad || p != "tcp" || slices.Contains(l.c.Providers[:i], p)
+					bad = bad || !slices.Contains(Providers, p) || slices.Contains(l.c.Providers[:i], p)
 				}
 				return errIf(bad)
 			}},

@@ -23,11 +23,11 @@ var rules = []rule{
 		"the fabric contract and its providers know nothing of caches, leases or nodes"},
 	{"rdma", []string{"github.com/nats-io", "github.com/cockroachdb", "go.opentelemetry.io"},
 		"a provider moves bytes; registry, storage and tracing are the node's"},
-	{"xfer/protocol", []string{"net", "github.com/cockroachdb", "github.com/nats-io", "go.opentelemetry.io", module + "xfer/blockdb", module + "rdma/tcp", module + "internal/wire"},
+	{"xfer/protocol", []string{"net", "github.com/cockroachdb", "github.com/nats-io", "go.opentelemetry.io", module + "xfer/blockdb", module + "rdma/tcp", module + "rdma/shm", module + "internal/wire"},
 		"the state machines are pure: same input, same output"},
-	{"xfer/layout", []string{"net", "github.com/cockroachdb", "github.com/nats-io", "go.opentelemetry.io", module + "xfer/blockdb", module + "rdma/tcp"},
+	{"xfer/layout", []string{"net", "github.com/cockroachdb", "github.com/nats-io", "go.opentelemetry.io", module + "xfer/blockdb", module + "rdma/tcp", module + "rdma/shm"},
 		"arithmetic is pure"},
-	{"xfer", []string{"github.com/nats-io", module + "registry", module + "internal/node", module + "internal/localapi", module + "internal/peerlink", module + "rdma/tcp"},
+	{"xfer", []string{"github.com/nats-io", module + "registry", module + "internal/node", module + "internal/localapi", module + "internal/peerlink", module + "rdma/tcp", module + "rdma/shm"},
 		"the engine reaches registry, clients, peers and providers through contracts only"},
 	{"xfer", []string{"go.opentelemetry.io/otel/sdk", "go.opentelemetry.io/otel/exporters", "google.golang.org/grpc"},
 		"the engine names spans; exporting them is the node's"},
@@ -100,7 +100,7 @@ func TestOnlyTheNodeComposes(t *testing.T) {
 	require.NoError(t, err)
 	for _, line := range strings.Split(strings.TrimSpace(string(out)), "\n") {
 		pkg, imports, _ := strings.Cut(line, ": ")
-		for _, impl := range []string{"registry/natskv", "registry/embedded", "rdma/tcp", "internal/localapi", "internal/peerlink", "internal/hostmem"} {
+		for _, impl := range []string{"registry/natskv", "registry/embedded", "rdma/tcp", "rdma/shm", "internal/localapi", "internal/peerlink", "internal/hostmem"} {
 			if !strings.Contains(" "+imports+" ", " "+module+impl+" ") {
 				continue
 			}

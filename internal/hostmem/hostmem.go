@@ -1,6 +1,7 @@
 package hostmem
 
 import (
+	"errors"
 	"os"
 	"sync"
 	"unsafe"
@@ -40,10 +41,14 @@ type Mapping struct {
 }
 
 // Map checks the memory object behind fd, which must have exactly size bytes, and maps it. name is the region's, for
-// errors. Map owns fd from the call on and closes it before it returns, with an error or without: the mapping keeps the
-// object alive by itself. What cannot be shared safely is MemoryRejected with Field kind, seals, size or allocation.
-func Map(fd int, name string, size uint64) (*Mapping, error) {
-	defer unix.Close(fd)
+// errors. Map owns fd from the call on: it closes it with an error, and else keeps it in Memory().FD until Close, because
+// providers that work inside one host hand it to the other daemon. What cannot be shared safely is MemoryRejected with Field kind, seals, size or allocation.
+func Map(fd int, name string, size uint64) (_ *Mapping, err error) {
+	defer func() {
+		if err != nil {
+			_ = unix.Close(fd)
+		}
+	}()
 	st, err := check(fd, name, size)
 	if err != nil {
 		return nil, err
@@ -62,7 +67,7 @@ func Map(fd int, name string, size uint64) (*Mapping, error) {
 	// A core of the daemon must not hold its clients' data. A kernel that cannot do that still maps.
 	_ = unix.Madvise(unsafe.Slice((*byte)(base), length), unix.MADV_DONTDUMP)
 	return &Mapping{
-		mem:    rdma.Memory{Kind: rdma.MemoryHost, Base: base, Len: size, Name: name},
+		mem:    rdma.Memory{Kind: rdma.MemoryHost, Base: base, Len: size, Name: name, FD: fd},
 		length: length,
 		dev:    uint64(st.Dev),
 		ino:    st.Ino,
@@ -121,8 +126,11 @@ func (m *Mapping) Memory() rdma.Memory { return m.mem }
 // Object identifies the memory object: two memfds that exist at the same time never have the same pair.
 func (m *Mapping) Object() (dev, ino uint64) { return m.dev, m.ino }
 
-// Close unmaps. Nothing may touch the memory any more. A second Close does nothing and returns the first one's error.
+// Close unmaps and closes the descriptor. Nothing may touch the memory any more. A second Close does nothing and returns
+// the first one's error.
 func (m *Mapping) Close() error {
-	m.once.Do(func() { m.err = fault.Wrap(fault.Internal, op, unix.MunmapPtr(m.mem.Base, m.length)) })
+	m.once.Do(func() {
+		m.err = fault.Wrap(fault.Internal, op, errors.Join(unix.MunmapPtr(m.mem.Base, m.length), unix.Close(m.mem.FD)))
+	})
 	return m.err
 }

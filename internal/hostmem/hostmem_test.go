@@ -189,15 +189,20 @@ func TestWritesAreSeenBothWays(t *testing.T) {
 func TestMappingOutlivesTheDescriptor(t *testing.T) {
 	const size = 1 << 20
 	before := mappings(t)
-	fd := memfd(t, good(size))
+	clients := memfd(t, good(size))
+	fd, err := unix.Dup(clients)
+	require.NoError(t, err)
 	m, err := hostmem.Map(fd, "kv", size)
 	require.NoError(t, err)
-	assert.False(t, open(fd))
+	require.NoError(t, unix.Close(clients))
+	assert.Equal(t, fd, m.Memory().FD)
+	assert.True(t, open(fd), "kept for providers until Close")
 	assert.Equal(t, before+1, mappings(t))
 	for i := range view(m) {
 		view(m)[i] = byte(i)
 	}
 	require.NoError(t, m.Close())
+	assert.False(t, open(fd))
 	require.NoError(t, m.Close(), "the second does nothing")
 	assert.Equal(t, before, mappings(t))
 }

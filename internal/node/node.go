@@ -21,7 +21,6 @@ import (
 	"github.com/kvxfer/kvxfer/internal/version"
 	"github.com/kvxfer/kvxfer/internal/wire"
 	"github.com/kvxfer/kvxfer/rdma"
-	"github.com/kvxfer/kvxfer/rdma/tcp"
 	"github.com/kvxfer/kvxfer/registry"
 	"github.com/kvxfer/kvxfer/registry/embedded"
 	"github.com/kvxfer/kvxfer/registry/natskv"
@@ -45,16 +44,16 @@ type Node struct {
 	cfg config.Config
 	log *slog.Logger
 
-	inc      *incarnation.Incarnation
-	tel      *telemetry.Telemetry
-	store    *blockdb.DB
-	provider *tcp.Provider
-	engine   *xfer.Engine
-	links    *peerlink.Links
-	nats     *embedded.Server
-	dir      registry.Directory
-	local    *localapi.Server
-	info     Info
+	inc       *incarnation.Incarnation
+	tel       *telemetry.Telemetry
+	store     *blockdb.DB
+	providers []rdma.Provider // the best first
+	engine    *xfer.Engine
+	links     *peerlink.Links
+	nats      *embedded.Server
+	dir       registry.Directory
+	local     *localapi.Server
+	info      Info
 
 	wg     sync.WaitGroup
 	failed chan error
@@ -94,7 +93,7 @@ func Start(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *Node, e
 	}
 	n.setReady(nil)
 	log.Info("serving", "node", cfg.Node, "epoch", n.info.Epoch, "socket", n.info.Socket, "peers", n.info.PeerAddr, "http", n.info.HTTPAddr,
-		"provider", n.provider.Name(), "version", version.Version)
+		"providers", n.providerNames(), "version", version.Version)
 	return n, nil
 }
 
@@ -198,13 +197,10 @@ func (n *Node) startRegistry(ctx context.Context) error {
 
 func (n *Node) startEngine(context.Context) error {
 	clock := xfer.NewClock()
-	provider, err := tcp.New(tcp.Options{Clock: clock, Lanes: n.cfg.Lanes, Logger: n.log})
+	lanes, err := n.startProviders(clock)
 	if err != nil {
 		return err
 	}
-	n.provider = provider
-	n.later(func() { n.logged("provider", provider.Close()) })
-
 	listener, err := net.Listen("tcp", n.cfg.Listen)
 	if err != nil {
 		return &fault.Error{Code: fault.ConfigInvalid, Op: "start", Field: "listen", Detail: "allowed is a free address of this host", Err: err}
@@ -222,13 +218,13 @@ func (n *Node) startEngine(context.Context) error {
 	n.wg.Go(func() { dir.run(ctx) })
 	n.engine = xfer.New(xfer.Options{
 		Node: n.cfg.Node, Epoch: n.inc.Epoch(), BootID: n.inc.BootID(), Addr: n.info.PeerAddr, Clock: clock,
-		Providers: []rdma.Provider{provider}, Store: n.store, Directory: dir, Finder: dir, Tracer: n.tel.Tracer(), Logger: n.log,
+		Providers: n.providers, Store: n.store, Directory: dir, Finder: dir, Tracer: n.tel.Tracer(), Logger: n.log,
 		Limits: limits(n.cfg),
 	})
 	n.later(n.engine.Close)
 	n.links, err = peerlink.New(peerlink.Options{
 		Node: n.cfg.Node, Epoch: n.inc.Epoch(), Tenant: n.cfg.Tenant, Software: "kvxfer " + version.Version,
-		Providers: []rdma.Provider{provider}, Lanes: provider, Handler: n.engine, Resolve: dir.resolve, Logger: n.log,
+		Providers: n.providers, Lanes: lanes, Handler: n.engine, Resolve: dir.resolve, Logger: n.log,
 	})
 	if err != nil {
 		return err
@@ -272,7 +268,7 @@ func advertised(want string, bound net.Addr) (string, error) {
 func (n *Node) announce(ctx context.Context) error {
 	err := n.dir.Announce(ctx, registry.Node{
 		Name: n.cfg.Node, Epoch: n.inc.Epoch(), PeerAddr: n.info.PeerAddr, HTTPAddr: n.info.HTTPAddr, Version: version.Version,
-		Protocol: registry.Protocol{Min: wire.MinVersion, Max: wire.MaxVersion}, Providers: []string{n.provider.Name()},
+		Protocol: registry.Protocol{Min: wire.MinVersion, Max: wire.MaxVersion}, Providers: n.providerNames(),
 		MemoryKinds: []string{rdma.MemoryHost.String()}, StartedUnixMs: time.Now().UnixMilli(),
 	}, registry.TakeOver{OldEpoch: n.inc.PreviousEpoch()})
 	if err != nil {
@@ -352,7 +348,7 @@ func (n *Node) clientSpan(s wire.ClientSpan, c xfer.ClientInfo) error {
 func (n *Node) status() wire.Status {
 	st := n.engine.Stats()
 	out := wire.Status{Node: n.cfg.Node, Epoch: n.inc.Epoch(), Version: version.Version, PeerAddr: n.info.PeerAddr, HTTPAddr: n.info.HTTPAddr,
-		Providers: []string{n.provider.Name()}, Draining: n.engine.Draining(), Registry: n.dir.View().Connected(), Nodes: []string{},
+		Providers: n.providerNames(), Draining: n.engine.Draining(), Registry: n.dir.View().Connected(), Nodes: []string{},
 		Clients: st.Clients, Leases: st.Leases, Transfers: st.Transfers}
 	for _, x := range n.dir.View().Nodes() {
 		out.Nodes = append(out.Nodes, x.Name)

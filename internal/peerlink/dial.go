@@ -192,24 +192,43 @@ func (s *Links) restarted(ref *xfer.PeerRef) bool {
 	return ok && epoch != ref.Epoch
 }
 
-// connect makes a link that is started but not opened.
+// connect makes a link that is started but not opened, by the best provider that works. One that cannot reach the peer
+// although both nodes have it (shm across hosts) costs a control connection: the session's parameters come with HELLO_OK.
 func (s *Links) connect(ctx context.Context, ref xfer.PeerRef) (*link, error) {
+	for {
+		offer, reasons := s.usable(ref)
+		l, tried, err := s.connectBy(ctx, ref, offer)
+		if err == nil {
+			if len(reasons) > 0 {
+				l.reason = fallback(l.provider, reasons)
+			}
+			return l, nil
+		}
+		if tried == "" || len(offer) == 1 || ctx.Err() != nil || !errors.Is(err, fault.ErrPeerUnreachable) {
+			return nil, err
+		}
+		s.shun(ref, tried, err)
+	}
+}
+
+// connectBy offers providers. tried names the one whose session could not be opened.
+func (s *Links) connectBy(ctx context.Context, ref xfer.PeerRef, offer []string) (_ *link, tried string, _ error) {
 	dctx, cancel := context.WithTimeout(ctx, s.opt.HelloTimeout)
 	defer cancel()
 	conn, err := s.opt.Dial(dctx, "tcp", ref.Addr)
 	if err != nil {
-		return nil, dialError(fault.PeerUnreachable, &ref, err)
+		return nil, "", dialError(fault.PeerUnreachable, &ref, err)
 	}
 	tune(conn)
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	_ = conn.SetDeadline(time.Now().Add(s.opt.HelloTimeout))
-	answer, err := s.exchange(conn, &ref)
+	answer, err := s.exchange(conn, &ref, offer)
 	if !stop() && err == nil {
 		err = ctx.Err()
 	}
 	if err != nil {
 		_ = conn.Close()
-		return nil, s.helloError(ctx, &ref, err)
+		return nil, "", s.helloError(ctx, &ref, err)
 	}
 	_ = conn.SetDeadline(time.Time{})
 
@@ -217,16 +236,16 @@ func (s *Links) connect(ctx context.Context, ref xfer.PeerRef) (*link, error) {
 	l.dialed, l.provider, l.reason = true, answer.Provider, answer.Reason
 	if err := s.add(l); err != nil {
 		sayGoodbye(conn, wire.NewError(0, err))
-		return nil, err
+		return nil, "", err
 	}
 	l.start()
 	// The lanes go where this connection went: a name may stand for several addresses.
 	if err := l.openSession(ctx, addrOf(conn), answer.Params); err != nil {
 		l.Close(err)
 		close(l.opened)
-		return nil, l.cause()
+		return nil, l.provider, l.cause()
 	}
-	return l, nil
+	return l, "", nil
 }
 
 // openSession connects the payload session; the end of the link ends the attempt.
@@ -259,10 +278,10 @@ func (l *link) openSession(ctx context.Context, addr string, params []byte) erro
 	return err
 }
 
-// exchange says HELLO and judges the answer.
-func (s *Links) exchange(conn net.Conn, ref *xfer.PeerRef) (*wire.Hello, error) {
+// exchange says HELLO with an offer of providers and judges the answer.
+func (s *Links) exchange(conn net.Conn, ref *xfer.PeerRef, offer []string) (*wire.Hello, error) {
 	h := s.hello()
-	h.Tenant, h.WantNode, h.WantEpoch, h.Providers = ref.Tenant, ref.Node, ref.Epoch, s.offered()
+	h.Tenant, h.WantNode, h.WantEpoch, h.Providers = ref.Tenant, ref.Node, ref.Epoch, offer
 	f, err := wire.NewFrame(wire.KindHello, helloRequest, &h, nil)
 	if err != nil {
 		return nil, err

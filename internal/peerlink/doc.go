@@ -11,6 +11,10 @@
 // session with what the answer gave it, then tells its handler. Which lanes a dialer has opened is the provider's
 // affair: a dialer whose session does not come up closes the control connection, and a session always ends with it.
 //
+// A dialer that finds that the provider which was chosen does not reach the peer (shm where the two have no file system in
+// common) dials once more with an offer of the others. It remembers that for the peer's epoch and RetryProvider, logs it
+// once, and the link's reason says it.
+//
 // Life signs. Both sides send PING once in every HeartbeatEvery, unless something else waits to be sent. What counts is
 // bytes that arrive, not whole frames: a block list of 64 MiB may take longer on a busy network than a peer may be silent. Silence
 // is counted in ticks of this process, not in time: a process that was itself stopped or starved has fewer of them and
@@ -25,6 +29,8 @@
 //   - the dialer reaches the incarnation that it wants or gets StaleEpoch: TestStaleEpoch, TestAnotherNodeAnswers
 //   - one live link a peer, epoch and tenant; who stops waiting for it disturbs nobody: TestSingleFlight,
 //     TestOneCallerGivesUp, TestReconnect
+//   - a provider that does not reach the peer is replaced by the next, with the reason, and is not tried again at once:
+//     TestProviderThatDoesNotReach, TestShunnedByEpoch, TestWhatEndsADial
 //   - a silent, stopped or unreading peer costs its own link within the heartbeat's bound, and Close is not held up:
 //     TestSilentPeerIsLost, TestPeerThatDoesNotRead, TestCloseDoesNotWaitForAFullSocket, TestQueueOverflow
 //   - whoever connects costs little and can be put out: TestGarbage, TestSilentVisitorsAreBounded, TestSlowHello,

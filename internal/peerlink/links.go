@@ -30,7 +30,8 @@ type Links struct {
 	links    map[*link]struct{} // everything with a connection after its hello
 	out      map[peerKey]*link  // dialed links that are up
 	flights  map[peerKey]*flight
-	stopBeat chan struct{} // nil while there are no links
+	shuns    map[peerKey]shunned // by node, epoch and provider
+	stopBeat chan struct{}       // nil while there are no links
 }
 
 var _ xfer.Dialer = (*Links)(nil)
@@ -44,7 +45,7 @@ func New(opt Options) (*Links, error) {
 	if err := opt.validate(); err != nil {
 		return nil, err
 	}
-	s := &Links{opt: opt, links: map[*link]struct{}{}, out: map[peerKey]*link{}, flights: map[peerKey]*flight{}}
+	s := &Links{opt: opt, links: map[*link]struct{}{}, out: map[peerKey]*link{}, flights: map[peerKey]*flight{}, shuns: map[peerKey]shunned{}}
 	s.door.max, s.lanes.max = opt.MaxHandshakes, opt.MaxHandshakes
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s, nil

@@ -50,6 +50,10 @@ type Options struct {
 	HeartbeatMisses int           // 2 to 1000, default 3
 	HelloTimeout    time.Duration // for connecting, and again for the hello; of every address. 1 ms to 1 h, default 5 s
 
+	// RetryProvider is for how long a provider that could not reach a peer is not offered to it again. 1 ms to 24 h, default
+	// 1 min.
+	RetryProvider time.Duration
+
 	MaxLinks      int // dialed and accepted, 1 to 2^20, default 1024
 	MaxHandshakes int // connections in their hello, and again lanes in theirs; 1 to 2^16, default 128
 	MaxQueue      int // frames that wait to be sent on a link, 1 to 2^24, default 16384
@@ -65,6 +69,7 @@ func (o *Options) ensureDefaults() {
 	def(&o.HeartbeatEvery, time.Second)
 	def(&o.HeartbeatMisses, 3)
 	def(&o.HelloTimeout, 5*time.Second)
+	def(&o.RetryProvider, time.Minute)
 	def(&o.MaxLinks, 1024)
 	def(&o.MaxHandshakes, 128)
 	def(&o.MaxQueue, 16384)
@@ -117,6 +122,7 @@ func (o *Options) validate() error {
 		{"HeartbeatEvery", int64(o.HeartbeatEvery), int64(time.Millisecond), int64(time.Hour)},
 		{"HeartbeatMisses", int64(o.HeartbeatMisses), 2, 1000},
 		{"HelloTimeout", int64(o.HelloTimeout), int64(time.Millisecond), int64(time.Hour)},
+		{"RetryProvider", int64(o.RetryProvider), int64(time.Millisecond), int64(24 * time.Hour)},
 		{"MaxLinks", int64(o.MaxLinks), 1, 1 << 20},
 		{"MaxHandshakes", int64(o.MaxHandshakes), 1, 1 << 16},
 		{"MaxQueue", int64(o.MaxQueue), 1, 1 << 24},

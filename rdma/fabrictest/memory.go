@@ -63,14 +63,15 @@ func CountClass(b []byte, c Class) int {
 
 const guardLen = 4096
 
-// Memory is a mapping outside the Go heap with a guard pattern on either side, so that a byte beside a region shows.
+// Memory is a mapped memfd, as a client's is, with a guard pattern on either side, so that a byte beside a region shows.
 type Memory struct {
+	fd   int    // the sealed memfd behind all
 	all  []byte // guard, memory, guard
 	n    int
 	lead int // bytes before the memory: the guard and, for misaligned memory, a little more
 }
 
-// Alloc maps n bytes, shared as a client's memfd is, whose address is misalign (below a page) off a page boundary.
+// Alloc maps n bytes of a sealed memfd, whose address is misalign (below a page) off a page boundary.
 // They are unmapped when t ends, except after a failure: a provider that failed may still be touching them.
 func Alloc(t testing.TB, n, misalign int) *Memory {
 	t.Helper()
@@ -83,11 +84,21 @@ func alloc(t testing.TB, n, misalign int) *Memory {
 	t.Helper()
 	lead := guardLen + misalign
 	size := (lead + n + guardLen + 4095) &^ 4095
-	all, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANONYMOUS)
+	fd, err := unix.MemfdCreate("fabrictest", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		t.Fatalf("memfd_create: %v", err)
+	}
+	if err = unix.Fallocate(fd, 0, 0, int64(size)); err == nil {
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
+	}
+	if err != nil {
+		t.Fatalf("memfd of %d bytes: %v", size, err)
+	}
+	all, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		t.Fatalf("mmap of %d bytes: %v", size, err)
 	}
-	m := &Memory{all: all, n: n, lead: lead}
+	m := &Memory{fd: fd, all: all, n: n, lead: lead}
 	Fill(m.all[:lead], classGuard, 1)
 	Fill(m.all[lead+n:], classGuard, 2)
 	return m
@@ -100,6 +111,9 @@ func (m *Memory) free(t testing.TB) {
 	if err := unix.Munmap(m.all); err != nil {
 		t.Errorf("munmap: %v", err)
 	}
+	if err := unix.Close(m.fd); err != nil {
+		t.Errorf("close of a memfd: %v", err)
+	}
 }
 
 // Bytes is the memory itself.
@@ -107,7 +121,8 @@ func (m *Memory) Bytes() []byte { return m.all[m.lead : m.lead+m.n : m.lead+m.n]
 
 // Host describes the memory to a provider.
 func (m *Memory) Host(name string) rdma.Memory {
-	return rdma.Memory{Kind: rdma.MemoryHost, Base: unsafe.Pointer(&m.all[m.lead]), Len: uint64(m.n), Name: name}
+	return rdma.Memory{Kind: rdma.MemoryHost, Base: unsafe.Pointer(&m.all[m.lead]), Len: uint64(m.n), Name: name,
+		FD: m.fd, Addr: uint64(m.lead)}
 }
 
 // GuardsIntact says in an error what was written beside the memory.

@@ -138,7 +138,7 @@ func (i *initiator) giveUp(o *op, status fault.Code) { i.finish(o, status, 0, o.
 
 // flush hands the completions of this turn to the queue in one go. mu is held, so that nothing overtakes them.
 func (i *initiator) flush() {
-	i.p.events.push(i.out...)
+	i.p.events.Push(i.out...)
 	i.out = i.out[:0]
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/rdma"
+	"github.com/kvxfer/kvxfer/rdma/eventqueue"
 )
 
 // rawLane is a lane spoken by hand: a peer that does what it likes.
@@ -287,7 +288,7 @@ func TestArrivalsThatNobodyPollsHoldTheLaneBack(t *testing.T) {
 	go func() {
 		defer close(sent)
 		const batch = 256
-		for seq := uint64(1); seq < 3*maxEvents; {
+		for seq := uint64(1); seq < 3*eventqueue.MaxEvents; {
 			var b []byte
 			for range batch {
 				b = append(b, frame(header{kind: kindWrite, seq: seq, key: uint64(k), total: 1}, []desc{{0, 1}}, []byte{1}, 0)...)
@@ -298,22 +299,18 @@ func TestArrivalsThatNobodyPollsHoldTheLaneBack(t *testing.T) {
 			}
 		}
 	}()
-	queued := func() int {
-		n.events.mu.Lock()
-		defer n.events.mu.Unlock()
-		return n.events.n
-	}
-	full := func() bool { return queued() >= maxEvents }
+	queued := n.events.Len
+	full := func() bool { return queued() >= eventqueue.MaxEvents }
 	eventually(t, "a full queue", full)
 	for range 200 { // each place that is made is taken by one more
-		require.Equal(t, maxEvents, queued())
+		require.Equal(t, eventqueue.MaxEvents, queued())
 		require.Equal(t, 1, n.Poll(make([]rdma.Event, 1)))
 		eventually(t, "a full queue again", full)
 	}
 	require.NoError(t, tgt.Fence(k))
 	require.NoError(t, tgt.Close())
 	<-sent
-	require.Equal(t, maxEvents, queued())
+	require.Equal(t, eventqueue.MaxEvents, queued())
 }
 
 // Memory with a page that nobody may touch: the kernel answers EFAULT, and the lane goes on.

@@ -8,12 +8,13 @@ import (
 
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/rdma"
+	"github.com/kvxfer/kvxfer/rdma/eventqueue"
 )
 
 // Provider is the TCP fabric of one node. It implements rdma.Provider.
 type Provider struct {
 	opt    Options
-	events *eventQueue
+	events *eventqueue.Queue
 	sink   []byte // written by the kernel with payload that nobody may place, never read
 	filler []byte // zeros, read-only: what is sent in place of payload
 
@@ -37,7 +38,7 @@ func New(opt Options) (*Provider, error) {
 	if err := opt.validate(); err != nil {
 		return nil, err
 	}
-	p := &Provider{opt: opt, events: newEventQueue(), targets: map[rdma.SessionID]*target{},
+	p := &Provider{opt: opt, events: eventqueue.New(), targets: map[rdma.SessionID]*target{},
 		initiators: map[rdma.SessionID]*initiator{}, ended: make(chan struct{})}
 	var err error
 	if p.sink, err = mapAnon(chunk, unix.PROT_READ|unix.PROT_WRITE); err == nil {
@@ -69,10 +70,10 @@ func (p *Provider) Caps() rdma.Caps {
 }
 
 // Poll moves events into dst.
-func (p *Provider) Poll(dst []rdma.Event) int { return p.events.poll(dst) }
+func (p *Provider) Poll(dst []rdma.Event) int { return p.events.Poll(dst) }
 
 // Wait returns when there is something to poll. After Close, with nothing left to poll, it returns Closed.
-func (p *Provider) Wait(ctx context.Context) error { return p.events.wait(ctx) }
+func (p *Provider) Wait(ctx context.Context) error { return p.events.Wait(ctx) }
 
 // enter counts a call that may outlast p.mu; false after Close. wg.Done must follow.
 func (p *Provider) enter() bool {
@@ -120,7 +121,7 @@ func (p *Provider) Close() error {
 		_ = i.Close()
 	}
 	p.unmap()
-	p.events.close()
+	p.events.Close()
 	close(p.ended)
 	return nil
 }

@@ -157,7 +157,7 @@ func (t *target) end(why fault.Code, cause error) {
 	}
 	t.ended = why
 	if why != fault.Closed {
-		t.p.events.push(rdma.Event{Kind: rdma.EventDown, Status: why, Session: t.id})
+		t.p.events.Push(rdma.Event{Kind: rdma.EventDown, Status: why, Session: t.id})
 	}
 	t.mu.Unlock()
 	// ended is set: no lane is added any more.
@@ -167,7 +167,7 @@ func (t *target) end(why fault.Code, cause error) {
 			closeConn(l.conn, l.raw)
 		}
 	}
-	t.p.events.letGo()
+	t.p.events.LetGo()
 	if why != fault.Closed {
 		t.p.opt.Logger.Info("session down", "role", "target", "session", uint64(t.id), "code", why.String(), "error", cause)
 	}

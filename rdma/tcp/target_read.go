@@ -25,7 +25,7 @@ func (l *targetLane) read() {
 	defer l.t.wg.Done()
 	defer l.unuse()
 	for {
-		l.t.p.events.hold(l.isOver)
+		l.t.p.events.Hold(l.isOver)
 		if err := l.readFrame(); err != nil {
 			l.t.fail(err)
 			return
@@ -162,7 +162,7 @@ func (l *targetLane) arrive(w *window) {
 		l.refuse(st, false)
 		return
 	}
-	l.t.p.events.push(rdma.Event{Kind: rdma.EventArrival, Session: l.t.id, Bytes: l.in.total, Key: w.key, Tag: l.in.tag,
+	l.t.p.events.Push(rdma.Event{Kind: rdma.EventArrival, Session: l.t.id, Bytes: l.in.total, Key: w.key, Tag: l.in.tag,
 		Took: l.t.p.opt.Clock.Now() - l.in.began})
 	w.Leave()
 	l.say(result{seq: l.in.seq, bytes: l.in.total})

@@ -57,11 +57,16 @@ def daemon(tmp_path: Path, run_dir: Path) -> Iterator[Start]:
         raise errors[0]
 
 
+def providers(request: pytest.FixtureRequest) -> list[str]:
+    """The arguments for the providers that a test names by indirect parametrization; none: the default."""
+    return ["--providers", request.param] if hasattr(request, "param") else []
+
+
 @pytest.fixture
-def pair(daemon: Start) -> tuple[Daemon, Daemon]:
+def pair(daemon: Start, request: pytest.FixtureRequest) -> tuple[Daemon, Daemon]:
     """A prefill and a decode node that share the decode node's embedded registry."""
-    decode = daemon("decode", "--nats-listen", "127.0.0.1:0")
-    prefill = daemon("prefill", "--nats", decode.info["nats_url"])
+    decode = daemon("decode", "--nats-listen", "127.0.0.1:0", *providers(request))
+    prefill = daemon("prefill", "--nats", decode.info["nats_url"], *providers(request))
     return prefill, decode
 
 
@@ -74,9 +79,10 @@ def nats(tmp_path: Path) -> Iterator[NatsServer]:
 
 
 @pytest.fixture
-def nodes(nats: NatsServer, daemon: Start) -> tuple[Daemon, Daemon]:
+def nodes(nats: NatsServer, daemon: Start, request: pytest.FixtureRequest) -> tuple[Daemon, Daemon]:
     """A prefill and a decode node whose registry outlives both."""
-    return daemon("prefill", "--nats", nats.url), daemon("decode", "--nats", nats.url)
+    args = ["--nats", nats.url, *providers(request)]
+    return daemon("prefill", *args), daemon("decode", *args)
 
 
 @pytest.fixture

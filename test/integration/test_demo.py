@@ -63,7 +63,7 @@ def test_demo(args: tuple[str, ...], tmp_path: Path) -> None:
     ).groups()
     assert int(blocks) == -(-tokens // size)
     assert float(mib) == pytest.approx(int(blocks) * size * 30 * 2 * 3 * 64 * 4 / 2**20, abs=0.1)
-    line("provider", r"tcp \(.+\)")
+    line("provider", r"shm \(.+\)")
     line("rate", r"[\d.]+ GB/s .*")
     line("overlap", r"\d+% .*")
     line("first token", r"-?[\d.]+ ms .*")

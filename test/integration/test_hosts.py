@@ -7,6 +7,7 @@ import random
 import shutil
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import kvxfer
 import pytest
@@ -25,6 +26,16 @@ def needs_namespaces() -> None:
         if os.environ.get("CI") == "true":
             pytest.fail("ip (iproute2) is not installed")
         pytest.skip("ip (iproute2) is not installed")
+
+
+@pytest.fixture
+def daemon(daemon: Start) -> Start:
+    """Daemons that use tcp alone: these hosts share a file system, so shm would find its sockets."""
+
+    def start(name: str, *args: str, **kwargs: Any) -> Daemon:
+        return daemon(name, "--providers", "tcp", *args, **kwargs)
+
+    return start
 
 
 @pytest.fixture

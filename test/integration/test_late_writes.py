@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 import kvxfer
 import numpy as np
+import pytest
 
 from conftest import Attach, StartWorker
 from contents import Bytes, allocate, choose, pieces
@@ -172,6 +173,7 @@ class Rounds:
         return all(s.leases + s.transfers == 0 for s in (c.status() for c in self.clients))
 
 
+@pytest.mark.parametrize("nodes", ["tcp", "shm"], indirect=True)
 def test_no_late_write(
     nodes: tuple[Daemon, Daemon], attach: Attach, worker: StartWorker, rng: random.Random
 ) -> None:

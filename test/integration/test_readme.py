@@ -46,7 +46,7 @@ def test_first_program(run_dir: Path) -> None:
             capture_output=True, text=True, timeout=PATIENCE,
         )  # fmt: skip
         assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout == "196608 bytes over tcp; notification b'first token'\n"
+        assert done.stdout == "196608 bytes over shm; notification b'first token'\n"
     finally:
         daemon.terminate()
         code = daemon.wait(PATIENCE)

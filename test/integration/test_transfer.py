@@ -55,8 +55,13 @@ def states(cache: kvxfer.Cache) -> dict[int, tuple[int, int]]:
 
 @pytest.mark.parametrize("layerwise", [False, True])
 @pytest.mark.parametrize("order", LAYOUTS)
+@pytest.mark.parametrize(("pair", "provider"), [("tcp", "tcp"), ("shm", "shm")], indirect=["pair"])
 def test_bytes(
-    clients: tuple[kvxfer.Client, kvxfer.Client], rng: random.Random, order: str, layerwise: bool
+    clients: tuple[kvxfer.Client, kvxfer.Client],
+    rng: random.Random,
+    order: str,
+    layerwise: bool,
+    provider: str,
 ) -> None:
     """Random permuted blocks in every layout: the target holds exactly them, and all else is as before."""
     layout = LAYOUTS[order]
@@ -83,7 +88,7 @@ def test_bytes(
         assert done.bytes == got.bytes == count * layout.block_bytes
         assert done.blocks == got.blocks == count
         assert (done.peer, got.peer) == ("decode", "prefill")
-        assert done.provider == got.provider == "tcp"
+        assert done.provider == got.provider == provider
         assert done.transfer_id == got.transfer_id == push.transfer_id == lease.transfer_id
         assert got.notification == (b"done" if layerwise else b"")
         assert 0 <= done.first_ns <= done.last_ns

@@ -1,0 +1,9 @@
+//go:build !amd64
+
+package copykernel
+
+const canStream = false
+
+func streamCopy(dst, src, n uintptr) { copy(bytes(dst, n), bytes(src, n)) }
+
+func storeFence() {}
