@@ -14,6 +14,7 @@
 //
 // Invariants, each with the test that holds it:
 //   - a cache is seen only while its node is there under the same epoch: TestCachesFollowTheirNodesEpoch
+//   - a tenant's caches are seen by asking for that tenant only: TestTenantsAreApart
 //   - garbage never changes a view: TestGarbageChangesNothing, FuzzDecode
 //   - an entry of a newer format that still parses is kept, unknown fields are ignored: TestNewerFormatIsKept
 //   - what a resynchronisation does not show again vanishes, after a grace in which its owner may repeat it:

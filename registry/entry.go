@@ -40,19 +40,22 @@ type Node struct {
 	Draining      bool     `json:"draining,omitempty"`
 }
 
+// DefaultTenant is the tenant of an entry that names none.
+const DefaultTenant = "default"
+
 // Cache is what a node says about one cache of one of its clients. The layout is opaque here.
 type Cache struct {
 	Format     int             `json:"format"`
 	Node       string          `json:"node"`
 	Epoch      string          `json:"epoch"`
-	Name       string          `json:"name"`
+	Tenant     string          `json:"tenant,omitempty"` // "" is DefaultTenant: so it is stored, and decoded it is spelled out
+	Name       string          `json:"name"`             // unique in its tenant on its node
 	ID         string          `json:"id,omitempty"`
 	Model      string          `json:"model,omitempty"`
 	Revision   string          `json:"revision,omitempty"` // of the model
 	Compat     string          `json:"compat,omitempty"`   // caches with different values cannot exchange blocks
 	Layout     json.RawMessage `json:"layout,omitempty"`
 	MemoryKind string          `json:"memory_kind,omitempty"`
-	Tenant     string          `json:"tenant,omitempty"`   // of the client whose cache it is
 	Instance   string          `json:"instance,omitempty"` // the engine whose rank it is, "" for none
 	Rank       int             `json:"rank,omitempty"`     // of Ranks
 	Ranks      int             `json:"ranks,omitempty"`    // ranks of the engine; 0 without Instance
@@ -65,7 +68,9 @@ type Cache struct {
 func (n *Node) Key() Key { return Key{Node: n.Name} }
 
 // Key is where the cache's entry lives.
-func (c *Cache) Key() Key { return Key{Node: c.Node, Epoch: c.Epoch, Cache: c.Name} }
+func (c *Cache) Key() Key {
+	return Key{Node: c.Node, Epoch: c.Epoch, Tenant: tenantOf(c.Tenant), Cache: c.Name}
+}
 
 // Validate checks every field of a node of this format.
 func (n *Node) Validate() error {
@@ -99,7 +104,7 @@ func (c *Cache) Validate() error {
 	}
 	for _, f := range [...]struct{ name, s string }{
 		{"id", c.ID}, {"model", c.Model}, {"revision", c.Revision}, {"compat", c.Compat}, {"memory_kind", c.MemoryKind},
-		{"tenant", c.Tenant}, {"instance", c.Instance},
+		{"instance", c.Instance},
 	} {
 		if err := checkText(f.name, f.s); err != nil {
 			return err
@@ -140,6 +145,11 @@ func (c *Cache) claim() error {
 	if err := ValidateEpoch("epoch", c.Epoch); err != nil {
 		return err
 	}
+	if c.Tenant != "" {
+		if err := validateTenant("tenant", c.Tenant); err != nil {
+			return err
+		}
+	}
 	return ValidateName("name", c.Name)
 }
 
@@ -156,7 +166,11 @@ func (c *Cache) Encode() ([]byte, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
-	return encode(c)
+	e := *c
+	if e.Tenant == DefaultTenant {
+		e.Tenant = ""
+	}
+	return encode(&e)
 }
 
 // DecodeNode reads a node entry. Unknown fields are ignored. An entry of this format must be valid in every field;
@@ -189,6 +203,7 @@ func DecodeCache(raw []byte) (Cache, error) {
 	if err := check(); err != nil {
 		return Cache{}, err
 	}
+	c.Tenant = tenantOf(c.Tenant)
 	return c, nil
 }
 

@@ -23,9 +23,9 @@ func node(name, epoch string) registry.Node {
 
 func cache(node, epoch, name string) registry.Cache {
 	return registry.Cache{
-		Format: registry.Format, Node: node, Epoch: epoch, Name: name, ID: "17", Model: "org/model", Revision: "main", Compat: "c",
+		Format: registry.Format, Node: node, Epoch: epoch, Tenant: registry.DefaultTenant, Name: name, ID: "17", Model: "org/model", Revision: "main", Compat: "c",
 		Layout: json.RawMessage(`{"layers":30}`), MemoryKind: "memfd", NumBlocks: 4, BlockBytes: 16, Bytes: 64,
-		Tenant: "t", Instance: "decode", Rank: 1, Ranks: 2,
+		Instance: "decode", Rank: 1, Ranks: 2,
 	}
 }
 
@@ -55,7 +55,7 @@ func TestGoldenEntries(t *testing.T) {
 	c := cache("n", epochA, "kv")
 	raw, err = c.Encode()
 	require.NoError(t, err)
-	assert.Equal(t, `{"format":1,"node":"n","epoch":"0123456789abcdef0123456789abcdef","name":"kv","id":"17","model":"org/model","revision":"main","compat":"c","layout":{"layers":30},"memory_kind":"memfd","tenant":"t","instance":"decode","rank":1,"ranks":2,"num_blocks":4,"block_bytes":16,"bytes":64}`, string(raw))
+	assert.Equal(t, `{"format":1,"node":"n","epoch":"0123456789abcdef0123456789abcdef","name":"kv","id":"17","model":"org/model","revision":"main","compat":"c","layout":{"layers":30},"memory_kind":"memfd","instance":"decode","rank":1,"ranks":2,"num_blocks":4,"block_bytes":16,"bytes":64}`, string(raw))
 }
 
 func TestBadFieldsAreNamed(t *testing.T) {
@@ -153,8 +153,9 @@ func TestKeysAreABijection(t *testing.T) {
 	seen := map[string]registry.Key{}
 	for _, k := range []registry.Key{
 		{Node: "a"}, {Node: "a.b"}, {Node: "a-b"}, {Node: "a_b"}, {Node: "node"}, {Node: "node.a"}, {Node: "a."}, {Node: "a.."},
-		{Node: "a", Epoch: epochA, Cache: "c"}, {Node: "a", Epoch: epochB, Cache: "c"},
-		{Node: "a.b", Epoch: epochA, Cache: "c"}, {Node: "a", Epoch: epochA, Cache: "b.c"},
+		{Node: "a", Epoch: epochA, Tenant: registry.DefaultTenant, Cache: "c"}, {Node: "a", Epoch: epochB, Tenant: registry.DefaultTenant, Cache: "c"},
+		{Node: "a", Epoch: epochA, Tenant: "c", Cache: "c"}, {Node: "a", Epoch: epochA, Tenant: "-", Cache: "c"}, {Node: "a", Epoch: epochA, Tenant: ".", Cache: "c"},
+		{Node: "a.b", Epoch: epochA, Tenant: registry.DefaultTenant, Cache: "c"}, {Node: "a", Epoch: epochA, Tenant: registry.DefaultTenant, Cache: "b.c"},
 	} {
 		s := k.String()
 		assert.NotContains(t, seen, s)
@@ -165,7 +166,7 @@ func TestKeysAreABijection(t *testing.T) {
 		assert.NotContains(t, s, "..")
 		assert.False(t, strings.HasSuffix(s, "."))
 	}
-	for _, bad := range []string{"", "node", "node.", "node.a.b", "cache.a.b", "cache.a." + epochA + ".", "cache.a.epoch.c", "x.a", "node.-"} {
+	for _, bad := range []string{"", "node", "node.", "node.a.b", "cache.a.b", "cache.a." + epochA + ".", "cache.a.epoch.c", "cache.a." + epochA + ".default.c", "cache.a." + epochA + "..c", "cache.a." + epochA + ".b.c.d", "x.a", "node.-"} {
 		_, err := registry.ParseKey(bad)
 		require.ErrorIs(t, err, fault.ErrInvalidArgument, bad)
 	}
@@ -174,6 +175,7 @@ func TestKeysAreABijection(t *testing.T) {
 func FuzzParseKey(f *testing.F) {
 	f.Add("node.a=b")
 	f.Add("cache.a." + epochA + ".kv")
+	f.Add("cache.a." + epochA + ".blue.kv")
 	f.Fuzz(func(t *testing.T, s string) {
 		k, err := registry.ParseKey(s)
 		if err == nil && k.String() != s {

@@ -25,6 +25,25 @@ func ValidateName(field, s string) error {
 	return nil
 }
 
+// validateTenant checks a tenant's name, which may begin with any of its characters.
+func validateTenant(field, s string) error {
+	ok := len(s) >= 1 && len(s) <= MaxNameLen
+	for i := 0; ok && i < len(s); i++ {
+		ok = isAlnum(s[i]) || s[i] == '_' || s[i] == '.' || s[i] == '-'
+	}
+	if !ok {
+		return fault.Invalid("", field, "%.80q is no tenant: allowed are 1 to %d characters of [A-Za-z0-9_.-]", s, MaxNameLen)
+	}
+	return nil
+}
+
+func tenantOf(s string) string {
+	if s == "" {
+		return DefaultTenant
+	}
+	return s
+}
+
 // ValidateEpoch checks that s is 32 lower-case hex digits. One spelling only, because epochs are compared as strings.
 func ValidateEpoch(field, s string) error {
 	ok := len(s) == EpochLen

@@ -26,12 +26,12 @@ type Directory interface {
 	// SetDraining changes the announced node's Draining and publishes it.
 	SetDraining(ctx context.Context, draining bool) error
 
-	// PutCache publishes or replaces the announced node's cache of that name. Format, Node and Epoch are the
+	// PutCache publishes or replaces the announced node's cache of that tenant and name. Format, Node and Epoch are the
 	// directory's to set: Node and Epoch may be left empty, and are refused when they name somebody else.
 	PutCache(ctx context.Context, c Cache) error
 
-	// DropCache withdraws a cache; NotFound when this node has none of that name.
-	DropCache(ctx context.Context, name string) error
+	// DropCache withdraws a tenant's cache; NotFound when this node has none of that name in that tenant.
+	DropCache(ctx context.Context, tenant, name string) error
 
 	// View is the local view, the same one on every call. It may be read after Close, then unconnected.
 	View() *View

@@ -24,7 +24,7 @@ type View struct {
 // sortedView is the form that lists are answered from; it is never changed once made.
 type sortedView struct {
 	nodes  []Node
-	caches []Cache
+	caches map[string][]Cache // by tenant
 }
 
 // NewView makes an empty view and the feed that fills it.
@@ -41,24 +41,24 @@ func (v *View) Node(name string) (Node, bool) {
 	return n, ok
 }
 
-// Cache returns the cache of that name on that node, as long as the node is there under the epoch that published it.
-func (v *View) Cache(node, name string) (Cache, bool) {
+// Cache returns a tenant's cache of that name on that node, as long as the node is there under the epoch that published it.
+func (v *View) Cache(node, tenant, name string) (Cache, bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	n, ok := v.nodes[node]
 	if !ok {
 		return Cache{}, false
 	}
-	c, ok := v.caches[Key{Node: node, Epoch: n.Epoch, Cache: name}]
+	c, ok := v.caches[Key{Node: node, Epoch: n.Epoch, Tenant: tenantOf(tenant), Cache: name}]
 	return c, ok
 }
 
 // Nodes lists the nodes by name. The slice is the caller's.
 func (v *View) Nodes() []Node { return slices.Clone(v.lists().nodes) }
 
-// Caches lists the caches of the nodes that are there, by node and name; entries of a node that is gone or has
-// another epoch are left out. The slice is the caller's.
-func (v *View) Caches() []Cache { return slices.Clone(v.lists().caches) }
+// Caches lists a tenant's caches on the nodes that are there, by node and name; entries of a node that is gone or has
+// another epoch are left out. There is no list of all tenants' caches: who asks, asks for somebody. The slice is the caller's.
+func (v *View) Caches(tenant string) []Cache { return slices.Clone(v.lists().caches[tenantOf(tenant)]) }
 
 // Connected says whether the view follows the directory now. While it is false the answers may be stale.
 func (v *View) Connected() bool {
@@ -82,19 +82,19 @@ func (v *View) lists() *sortedView {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.sorted == nil {
-		s := &sortedView{nodes: make([]Node, 0, len(v.nodes)), caches: make([]Cache, 0, len(v.caches))}
+		s := &sortedView{nodes: make([]Node, 0, len(v.nodes)), caches: map[string][]Cache{}}
 		for _, n := range v.nodes {
 			s.nodes = append(s.nodes, n)
 		}
 		for k, c := range v.caches {
 			if n, ok := v.nodes[k.Node]; ok && n.Epoch == k.Epoch {
-				s.caches = append(s.caches, c)
+				s.caches[k.Tenant] = append(s.caches[k.Tenant], c)
 			}
 		}
 		slices.SortFunc(s.nodes, func(a, b Node) int { return cmp.Compare(a.Name, b.Name) })
-		slices.SortFunc(s.caches, func(a, b Cache) int {
-			return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Name, b.Name))
-		})
+		for _, of := range s.caches {
+			slices.SortFunc(of, func(a, b Cache) int { return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Name, b.Name)) })
+		}
 		v.sorted = s
 	}
 	return v.sorted

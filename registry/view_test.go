@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/registry"
 )
 
@@ -41,23 +42,54 @@ func TestCachesFollowTheirNodesEpoch(t *testing.T) {
 	v, f := registry.NewView()
 	c := cache("n", epochA, "kv")
 	put(t, f, &c)
-	assert.Empty(t, v.Caches(), "a cache before its node")
+	assert.Empty(t, v.Caches(registry.DefaultTenant), "a cache before its node")
 	n := node("n", epochA)
 	put(t, f, &n)
-	assert.Equal(t, []registry.Cache{c}, v.Caches())
+	assert.Equal(t, []registry.Cache{c}, v.Caches(registry.DefaultTenant))
 	n.Epoch = epochB
 	put(t, f, &n)
-	assert.Empty(t, v.Caches(), "the node has another epoch")
-	_, ok := v.Cache("n", "kv")
+	assert.Empty(t, v.Caches(registry.DefaultTenant), "the node has another epoch")
+	_, ok := v.Cache("n", registry.DefaultTenant, "kv")
 	assert.False(t, ok)
 	c.Epoch = epochB
 	put(t, f, &c)
-	have, ok := v.Cache("n", "kv")
+	have, ok := v.Cache("n", registry.DefaultTenant, "kv")
 	assert.True(t, ok)
 	assert.Equal(t, c, have)
 	f.Drop(n.Key().String())
-	assert.Empty(t, v.Caches())
+	assert.Empty(t, v.Caches(registry.DefaultTenant))
 	assert.Empty(t, v.Nodes())
+}
+
+func TestTenantsAreApart(t *testing.T) {
+	v, f := registry.NewView()
+	n := node("n", epochA)
+	put(t, f, &n)
+	mine, theirs := cache("n", epochA, "kv"), cache("n", epochA, "kv")
+	theirs.Tenant, theirs.NumBlocks = "blue", 99
+	put(t, f, &mine)
+	put(t, f, &theirs)
+	assert.Equal(t, []registry.Cache{mine}, v.Caches(registry.DefaultTenant))
+	assert.Equal(t, []registry.Cache{mine}, v.Caches(""), "none is the default")
+	assert.Equal(t, []registry.Cache{theirs}, v.Caches("blue"))
+	assert.Empty(t, v.Caches("green"))
+	have, ok := v.Cache("n", "blue", "kv")
+	assert.True(t, ok)
+	assert.Equal(t, theirs, have)
+	_, ok = v.Cache("n", "green", "kv")
+	assert.False(t, ok)
+	f.Drop(theirs.Key().String())
+	assert.Empty(t, v.Caches("blue"))
+	assert.Len(t, v.Caches(registry.DefaultTenant), 1)
+
+	// An entry under another tenant's key, and one without a tenant, as daemons wrote it before there were any.
+	raw, err := theirs.Encode()
+	require.NoError(t, err)
+	require.Error(t, f.Put(mine.Key().String(), raw))
+	require.NoError(t, f.Put("cache.n."+epochA+".old", []byte(`{"format":1,"node":"n","epoch":"`+epochA+`","name":"old","num_blocks":1,"block_bytes":1,"bytes":1}`)))
+	assert.Len(t, v.Caches(registry.DefaultTenant), 2)
+	_, err = registry.DecodeCache([]byte(`{"format":1,"node":"n","epoch":"` + epochA + `","tenant":"a b","name":"x"}`))
+	require.ErrorIs(t, err, fault.ErrInvalidArgument)
 }
 
 func TestGarbageChangesNothing(t *testing.T) {
@@ -154,7 +186,7 @@ func TestListsAreSortedAndTheCallers(t *testing.T) {
 	for _, n := range v.Nodes() {
 		names = append(names, n.Name)
 	}
-	for _, c := range v.Caches() {
+	for _, c := range v.Caches(registry.DefaultTenant) {
 		names = append(names, c.Node+c.Name)
 	}
 	assert.Equal(t, []string{"a", "b", "c", "a1", "a2", "b1", "b2", "c1", "c2"}, names)
@@ -187,7 +219,7 @@ func TestConcurrentReaders(t *testing.T) {
 					assert.Less(t, last, n.Name)
 					last = n.Name
 				}
-				for _, c := range v.Caches() {
+				for _, c := range v.Caches(registry.DefaultTenant) {
 					assert.Equal(t, c.Epoch, c.ID, "a cache's fields belong together")
 				}
 				if n, ok := v.Node("n-1"); ok {

@@ -236,6 +236,15 @@ func (e *Engine) DeregisterRegion(ctx context.Context, id ClientID, regionID uin
 	return r.close(e)
 }
 
+// cacheKey is what a cache is known by on this node, also in the journal: its name is unique in its tenant. The default tenant's
+// have their bare name there, which no other tenant's can be: a name has no slash.
+func cacheKey(tenant, name string) string {
+	if tenant == "default" {
+		return name
+	}
+	return tenant + "/" + name
+}
+
 // RegisterCache declares a KV cache in a region and brings back the committed blocks that the owner vouches for.
 func (e *Engine) RegisterCache(ctx context.Context, id ClientID, r wire.RegisterCache, vouched []wire.Vouch) (wire.CacheInfo, []uint32, error) {
 	const op = "register_cache"
@@ -252,16 +261,16 @@ func (e *Engine) RegisterCache(ctx context.Context, id ClientID, r wire.Register
 		}
 	}
 	e.mu.Lock()
-	if _, err := e.lookup(op, id); err != nil {
+	c, err := e.lookup(op, id)
+	if err != nil {
 		e.mu.Unlock()
 		return none, nil, err
 	}
-	key := r.Name // unique on the node whatever the tenant: the directory and the journal know it by this name
+	key := cacheKey(c.info.Tenant, r.Name)
 	// A client that comes back finds its former connection's cache still being fenced: it waits for that. A
 	// quarantined one it would wait for in vain.
 	e.awaitLocked(ctx, func() bool { old := e.names[key]; return old == nil || !old.client.gone || old.stuck })
-	c, err := e.lookup(op, id)
-	if err != nil { // gone while it waited
+	if c, err = e.lookup(op, id); err != nil { // gone while it waited
 		e.mu.Unlock()
 		return none, nil, err
 	}
@@ -272,7 +281,7 @@ func (e *Engine) RegisterCache(ctx context.Context, id ClientID, r wire.Register
 	case old != nil && old.client.gone && !old.stuck:
 		err = fault.From(op, ctx.Err())
 	case old != nil:
-		err = fault.New(fault.AlreadyExists, op, "a cache %q is registered on this node", r.Name)
+		err = fault.New(fault.AlreadyExists, op, "a cache %q of this tenant is registered on this node", r.Name)
 	case reg.cache != nil:
 		err = fault.New(fault.AlreadyExists, op, "cache %q lies in this region", reg.cache.name)
 	case !reg.fenced():
@@ -375,9 +384,9 @@ func (e *Engine) endCache(ctx context.Context, ca *cache, code fault.Code) error
 		end = ca.store.Drop
 	}
 	err := end()
-	e.o.Directory.DropCache(ca.name)
+	e.o.Directory.DropCache(ca.client.info.Tenant, ca.name)
 	e.mu.Lock()
-	delete(e.names, ca.name)
+	delete(e.names, cacheKey(ca.client.info.Tenant, ca.name))
 	ca.region.cache = nil
 	e.idle.Broadcast()
 	e.mu.Unlock()

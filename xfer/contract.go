@@ -67,19 +67,19 @@ type Link interface {
 }
 
 // Directory is where the engine announces its caches. Failures there never touch the data path, so there are none to
-// report: the implementation repeats until the directory has it. Its methods queue and return; calls for one name
-// come in order, and the last one counts.
+// report: the implementation repeats until the directory has it. Its methods queue and return; calls for one tenant
+// and name come in order, and the last one counts.
 type Directory interface {
 	PutCache(c CacheEntry)
-	DropCache(name string)
+	DropCache(tenant, name string)
 }
 
 // CacheEntry is what other nodes may know of a cache. Spec has no instance key.
 type CacheEntry struct {
+	Tenant     string
 	Name       string
 	ID         string
 	MemoryKind string
-	Tenant     string
 	Spec       wire.RegisterCache
 }
 

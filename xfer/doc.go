@@ -38,7 +38,7 @@
 //   - a lookup finds what is COMMITTED now, of caches that fit: TestLookupAgainstNaiveModel, TestKeysAfterARegistration
 //   - who opens blocks by their keys reads them held throughout, and uses up nothing of their owner:
 //     TestOpenReadsPublishedBlocks, TestOpensHaveTheirOwnQuota
-//   - a ticket is bound once, and only with its secret: TestTicketIsBoundOnce
+//   - a ticket is bound once, and only with its secret: TestTicketIsBoundOnce; nothing crosses tenants: TestNothingCrossesTenants
 //   - no bytes move between caches that differ: TestMismatchMovesNothing
 //   - a pull commits what the source held throughout, or leaves its blocks FREE: TestPullOverTCP, TestReadLeaseEnds
 //   - a read lease has as many readers as it says: TestReadLeaseHasAsManyReadersAsItSays

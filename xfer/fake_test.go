@@ -395,7 +395,7 @@ type directory struct {
 }
 
 func (d *directory) PutCache(c xfer.CacheEntry) { d.add(c.Name, 1) }
-func (d *directory) DropCache(name string)      { d.add(name, 0) }
+func (d *directory) DropCache(_, name string)   { d.add(name, 0) }
 func (d *directory) add(name string, n int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

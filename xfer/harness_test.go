@@ -49,7 +49,7 @@ type network struct {
 	mu      sync.Mutex
 	nodes   map[string]*node
 	links   []*link
-	caches  map[string]netCache // by node and name
+	caches  map[string]netCache // by node, tenant and name
 	session atomic.Uint64
 	wg      sync.WaitGroup
 }
@@ -136,13 +136,13 @@ type netDirectory struct{ nd *node }
 func (d netDirectory) PutCache(c xfer.CacheEntry) {
 	d.nd.net.mu.Lock()
 	defer d.nd.net.mu.Unlock()
-	d.nd.net.caches[d.nd.name+"/"+c.Name] = netCache{d.nd, c}
+	d.nd.net.caches[d.nd.name+"/"+c.Tenant+"/"+c.Name] = netCache{d.nd, c}
 }
 
-func (d netDirectory) DropCache(name string) {
+func (d netDirectory) DropCache(tenant, name string) {
 	d.nd.net.mu.Lock()
 	defer d.nd.net.mu.Unlock()
-	delete(d.nd.net.caches, d.nd.name+"/"+name)
+	delete(d.nd.net.caches, d.nd.name+"/"+tenant+"/"+name)
 }
 
 type netCache struct {
@@ -178,7 +178,7 @@ func (d netDirectory) Holders(tenant, model string) (out []xfer.PeerRef) {
 	return out
 }
 
-// Dial implements xfer.Dialer: one link a pair of nodes while it lives.
+// Dial implements xfer.Dialer: one link a pair of nodes and tenant while it lives.
 func (nd *node) Dial(ctx context.Context, ref xfer.PeerRef) (xfer.Link, error) {
 	nd.net.mu.Lock()
 	peer := nd.net.nodes[ref.Node]
@@ -191,7 +191,7 @@ func (nd *node) Dial(ctx context.Context, ref xfer.PeerRef) (xfer.Link, error) {
 	}
 	nd.net.mu.Lock()
 	for _, l := range nd.net.links {
-		if l.node == nd && l.other.node == peer && l.init != nil && !l.closed() {
+		if l.node == nd && l.other.node == peer && l.init != nil && l.peer.Tenant == ref.Tenant && !l.closed() {
 			nd.net.mu.Unlock()
 			return l, nil
 		}
@@ -352,15 +352,23 @@ type worker struct {
 }
 
 func newWorker(t testing.TB, nd *node, name string, l layout.Layout, blocks uint32) *worker {
-	return newClient(t, nd, name).with(wire.RegisterCache{Name: name, Model: "m", Revision: "1", Layout: l, NumBlocks: blocks})
+	return newWorkerOf(t, nd, "default", name, l, blocks)
+}
+
+func newWorkerOf(t testing.TB, nd *node, tenant, name string, l layout.Layout, blocks uint32) *worker {
+	return newClientOf(t, nd, tenant, name).with(wire.RegisterCache{Name: name, Model: "m", Revision: "1", Layout: l, NumBlocks: blocks})
 }
 
 // newClient attaches a client without memory.
 func newClient(t testing.TB, nd *node, name string) *worker {
+	return newClientOf(t, nd, "default", name)
+}
+
+func newClientOf(t testing.TB, nd *node, tenant, name string) *worker {
 	w := &worker{t: t, node: nd, changed: make(chan struct{}), layers: map[uint64][]uint32{}, leases: map[uint64]wire.LeaseEvent{},
 		notes: map[uint64][]byte{}, transfers: map[uint64]wire.TransferEvent{}, released: map[uint64]bool{}, ends: map[uint64]int{}}
 	var err error
-	w.id, err = nd.engine.AddClient(xfer.ClientInfo{Tenant: "default", Process: name}, w)
+	w.id, err = nd.engine.AddClient(xfer.ClientInfo{Tenant: tenant, Process: name}, w)
 	require.NoError(t, err)
 	return w
 }

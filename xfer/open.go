@@ -76,8 +76,8 @@ func (e *Engine) openAt(ctx context.Context, ref PeerRef, q *wire.OpenBlocks, ke
 // openHere grants a read lease on published blocks. Whose they are is not told: to publish is to permit reading.
 func (e *Engine) openHere(op, tenant string, q *wire.OpenBlocks, keys []byte, quota *int) (wire.OpenedBlocks, error) {
 	e.mu.Lock()
-	ca := e.names[q.Cache]
-	if ca != nil && (e.caches[ca.id] != ca || ca.client.info.Tenant != tenant) {
+	ca := e.names[cacheKey(tenant, q.Cache)]
+	if ca != nil && e.caches[ca.id] != ca { // not whole yet, or ending
 		ca = nil
 	}
 	e.mu.Unlock()

@@ -207,8 +207,8 @@ func (p *permit) tellEnd(ev wire.LeaseEvent, note []byte) {
 // rankCache finds the cache of a rank for whoever shows the instance's key.
 func (e *Engine) rankCache(op, tenant, name, instance string, key []byte) (*cache, error) {
 	e.mu.Lock()
-	ca := e.names[name]
-	if ca != nil && (e.caches[ca.id] != ca || ca.client.info.Tenant != tenant || ca.spec.Instance != instance) {
+	ca := e.names[cacheKey(tenant, name)]
+	if ca != nil && (e.caches[ca.id] != ca || ca.spec.Instance != instance) {
 		ca = nil
 	}
 	draining := e.draining

@@ -29,11 +29,16 @@ type Config struct {
 
 	NATS       string // URLs separated by commas, which may hold passwords; "" for the embedded server
 	NATSListen string // the embedded server's address; "" for in-process only
-	Tenant     string
 
-	AllowUIDs  []int // users besides the daemon's own and root; without repetitions
-	Lanes      int
-	MaxClients int
+	TLSCert, TLSKey, TLSCA string // absolute paths; all three or none
+	TLSLanes               bool   // payload travels over TLS too
+	InsecurePeers          bool   // peers may reach this node from beyond the host without TLS
+
+	Tenant       string          // of clients that name none
+	AllowTenants []AllowedTenant // others that clients may name
+	AllowUIDs    []int           // users besides the daemon's own and root; without repetitions
+	Lanes        int
+	MaxClients   int
 
 	DrainTimeout time.Duration
 	Heartbeat    time.Duration
@@ -45,6 +50,15 @@ type Config struct {
 	Providers []string // best first, at least one, without repetitions
 }
 
+// AllowedTenant is a tenant that clients of some users may name.
+type AllowedTenant struct {
+	Name string
+	UIDs []int // who may; nil: every user who may attach
+}
+
+// TLS says whether the node speaks TLS with its peers.
+func (c *Config) TLS() bool { return c.TLSCert != "" }
+
 // LogValue is the configuration without what may hold passwords.
 func (c *Config) LogValue() slog.Value {
 	nats := "embedded"
@@ -54,8 +68,10 @@ func (c *Config) LogValue() slog.Value {
 	return slog.GroupValue(
 		slog.String("node", c.Node), slog.String("state_dir", c.StateDir), slog.String("socket", c.Socket),
 		slog.String("listen", c.Listen), slog.String("advertise", c.Advertise), slog.String("http", c.HTTP),
-		slog.String("nats", nats), slog.String("nats_listen", c.NATSListen), slog.String("tenant", c.Tenant),
-		slog.Any("allow_uid", c.AllowUIDs), slog.Int("lanes", c.Lanes), slog.Int("max_clients", c.MaxClients),
+		slog.String("nats", nats), slog.String("nats_listen", c.NATSListen),
+		slog.String("tls_cert", c.TLSCert), slog.String("tls_key", c.TLSKey), slog.String("tls_ca", c.TLSCA),
+		slog.Bool("tls_lanes", c.TLSLanes), slog.Bool("insecure_peers", c.InsecurePeers), slog.String("tenant", c.Tenant),
+		slog.Any("allow_tenants", c.AllowTenants), slog.Any("allow_uid", c.AllowUIDs), slog.Int("lanes", c.Lanes), slog.Int("max_clients", c.MaxClients),
 		slog.Duration("drain_timeout", c.DrainTimeout), slog.Duration("heartbeat", c.Heartbeat),
 		slog.String("trace_file", c.TraceFile), slog.String("log_level", c.LogLevel),
 		slog.String("log_format", c.LogFormat), slog.Any("providers", c.Providers))
@@ -183,6 +199,14 @@ func (l *loader) finish(effective values) {
 		l.fail("nats-listen", "%q from %s is not allowed together with nats from %s: the embedded server runs only without an external one; allowed: one of the two",
 			effective["nats-listen"].text, effective["nats-listen"].source, effective["nats"].source)
 	}
+	if ok("listen", "tls-cert", "tls-key", "tls-ca", "tls-lanes", "insecure-peers") {
+		l.finishTLS(effective)
+	}
+	for _, t := range l.c.AllowTenants {
+		if ok("tenant", "allow-tenants") && t.Name == l.c.Tenant {
+			l.fail("allow-tenants", "%q from %s is this node's own tenant, which every client may use; allowed: other tenants", t.Name, effective["allow-tenants"].source)
+		}
+	}
 	ports := []struct {
 		name string
 		a    address
@@ -194,6 +218,27 @@ func (l *loader) finish(effective values) {
 					p.a, effective[p.name].source, q.name, effective[q.name].source)
 			}
 		}
+	}
+}
+
+// finishTLS wants either nothing or everything that TLS needs, and one of TLS and a word where others than this host's processes may
+// connect. What counts is where the node listens: one that listens on loop-back and advertises another address stands behind
+// something that passes connections on, and that is what its peers reach.
+func (l *loader) finishTLS(effective values) {
+	files := []struct{ name, path string }{{"tls-cert", l.c.TLSCert}, {"tls-key", l.c.TLSKey}, {"tls-ca", l.c.TLSCA}}
+	missing := slices.IndexFunc(files, func(f struct{ name, path string }) bool { return f.path == "" })
+	some := slices.IndexFunc(files, func(f struct{ name, path string }) bool { return f.path != "" })
+	switch {
+	case some >= 0 && missing >= 0:
+		l.fail(files[missing].name, "not set, but %s is from %s; allowed: tls-cert, tls-key and tls-ca together, or none of them", files[some].name, effective[files[some].name].source)
+	case l.c.TLSLanes && some < 0:
+		l.fail("tls-lanes", "true from %s is not allowed without certificates; allowed: together with tls-cert, tls-key and tls-ca", effective["tls-lanes"].source)
+	case l.c.InsecurePeers && some >= 0:
+		l.fail("insecure-peers", "true from %s is not allowed together with %s from %s: with certificates nobody is spoken to without; allowed: one of the two",
+			effective["insecure-peers"].source, files[some].name, effective[files[some].name].source)
+	case !l.listen.ip.IsLoopback() && some < 0 && !l.c.InsecurePeers:
+		l.fail("listen", "%q from %s is reached from beyond this host, and peers would be neither encrypted nor authenticated; allowed: a loop-back address, any address with tls-cert, tls-key and tls-ca, or any with insecure-peers where the network is trusted",
+			effective["listen"].text, effective["listen"].source)
 	}
 }
 

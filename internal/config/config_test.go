@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -144,16 +145,23 @@ var samples = map[string]struct {
 	texts [4]string
 	want  [4]any
 }{
-	"node":          {func(c *Config) any { return c.Node }, [4]string{"a", "B", "c.1", "9-_"}, [4]any{"a", "B", "c.1", "9-_"}},
-	"state-dir":     {func(c *Config) any { return c.StateDir }, [4]string{"/a", "b", "/c/", "./d/../e"}, [4]any{"/a", "/home/u/b", "/c", "/home/u/e"}},
-	"socket":        {func(c *Config) any { return c.Socket }, [4]string{"/a", "b", "/c/d", "/e"}, [4]any{"/a", "/home/u/b", "/c/d", "/e"}},
-	"listen":        {func(c *Config) any { return c.Listen }, [4]string{"eth0:1", "[::1]:2", "10.0.0.1", "lo:0"}, [4]any{"192.0.2.5:1", "[::1]:2", "10.0.0.1:7420", "127.0.0.1:0"}},
-	"advertise":     {func(c *Config) any { return c.Advertise }, [4]string{"eth0", "n0.example:9", "2001:db8::9", "10.0.0.1:8"}, [4]any{"192.0.2.5:7420", "n0.example:9", "[2001:db8::9]:7420", "10.0.0.1:8"}},
-	"http":          {func(c *Config) any { return c.HTTP }, [4]string{"off", "lo", "[::1]:1", "10.0.0.1:3"}, [4]any{"", "127.0.0.1:7421", "[::1]:1", "10.0.0.1:3"}},
-	"nats":          {func(c *Config) any { return c.NATS }, [4]string{"nats://a:1", "tls://b", "nats://c, nats://d", "nats://[::1]:4222"}, [4]any{"nats://a:1", "tls://b", "nats://c,nats://d", "nats://[::1]:4222"}},
-	"nats-listen":   {func(c *Config) any { return c.NATSListen }, [4]string{"lo", "six:1", "0.0.0.0:4", "[::]:5"}, [4]any{"127.0.0.1:4222", "[2001:db8::6]:1", "0.0.0.0:4", "[::]:5"}},
-	"tenant":        {func(c *Config) any { return c.Tenant }, [4]string{"a", "b", "_", "-"}, [4]any{"a", "b", "_", "-"}},
-	"allow-uid":     {func(c *Config) any { return c.AllowUIDs }, [4]string{"1", "1, 2,1", "4294967294", "3"}, [4]any{[]int{1}, []int{1, 2}, []int{4294967294}, []int{3}}},
+	"node":           {func(c *Config) any { return c.Node }, [4]string{"a", "B", "c.1", "9-_"}, [4]any{"a", "B", "c.1", "9-_"}},
+	"state-dir":      {func(c *Config) any { return c.StateDir }, [4]string{"/a", "b", "/c/", "./d/../e"}, [4]any{"/a", "/home/u/b", "/c", "/home/u/e"}},
+	"socket":         {func(c *Config) any { return c.Socket }, [4]string{"/a", "b", "/c/d", "/e"}, [4]any{"/a", "/home/u/b", "/c/d", "/e"}},
+	"listen":         {func(c *Config) any { return c.Listen }, [4]string{"eth0:1", "[::1]:2", "10.0.0.1", "lo:0"}, [4]any{"192.0.2.5:1", "[::1]:2", "10.0.0.1:7420", "127.0.0.1:0"}},
+	"advertise":      {func(c *Config) any { return c.Advertise }, [4]string{"eth0", "n0.example:9", "2001:db8::9", "10.0.0.1:8"}, [4]any{"192.0.2.5:7420", "n0.example:9", "[2001:db8::9]:7420", "10.0.0.1:8"}},
+	"http":           {func(c *Config) any { return c.HTTP }, [4]string{"off", "lo", "[::1]:1", "10.0.0.1:3"}, [4]any{"", "127.0.0.1:7421", "[::1]:1", "10.0.0.1:3"}},
+	"nats":           {func(c *Config) any { return c.NATS }, [4]string{"nats://a:1", "tls://b", "nats://c, nats://d", "nats://[::1]:4222"}, [4]any{"nats://a:1", "tls://b", "nats://c,nats://d", "nats://[::1]:4222"}},
+	"nats-listen":    {func(c *Config) any { return c.NATSListen }, [4]string{"lo", "six:1", "0.0.0.0:4", "[::]:5"}, [4]any{"127.0.0.1:4222", "[2001:db8::6]:1", "0.0.0.0:4", "[::]:5"}},
+	"tenant":         {func(c *Config) any { return c.Tenant }, [4]string{"a", "b", "_", "-"}, [4]any{"a", "b", "_", "-"}},
+	"allow-uid":      {func(c *Config) any { return c.AllowUIDs }, [4]string{"1", "1, 2,1", "4294967294", "3"}, [4]any{[]int{1}, []int{1, 2}, []int{4294967294}, []int{3}}},
+	"tls-cert":       {func(c *Config) any { return c.TLSCert }, [4]string{"/a", "b", "/c", "/d"}, [4]any{"/a", "/home/u/b", "/c", "/d"}},
+	"tls-key":        {func(c *Config) any { return c.TLSKey }, [4]string{"/a", "b", "/c", "/d"}, [4]any{"/a", "/home/u/b", "/c", "/d"}},
+	"tls-ca":         {func(c *Config) any { return c.TLSCA }, [4]string{"/a", "b", "/c", "/d"}, [4]any{"/a", "/home/u/b", "/c", "/d"}},
+	"tls-lanes":      {func(c *Config) any { return c.TLSLanes }, [4]string{"true", "false", "true", "false"}, [4]any{true, false, true, false}},
+	"insecure-peers": {func(c *Config) any { return c.InsecurePeers }, [4]string{"true", "false", "true", "false"}, [4]any{true, false, true, false}},
+	"allow-tenants": {func(c *Config) any { return c.AllowTenants }, [4]string{"z", "z:1, b:2+0", "c", "d:4294967294"},
+		[4]any{[]AllowedTenant{{Name: "z"}}, []AllowedTenant{{"z", []int{1}}, {"b", []int{2, 0}}}, []AllowedTenant{{Name: "c"}}, []AllowedTenant{{"d", []int{4294967294}}}}},
 	"lanes":         {func(c *Config) any { return c.Lanes }, [4]string{"1", "64", "2", "3"}, [4]any{1, 64, 2, 3}},
 	"max-clients":   {func(c *Config) any { return c.MaxClients }, [4]string{"1", "65536", "2", "3"}, [4]any{1, 65536, 2, 3}},
 	"drain-timeout": {func(c *Config) any { return c.DrainTimeout }, [4]string{"0", "1h", "3s", "1m30s"}, [4]any{time.Duration(0), time.Hour, 3 * time.Second, 90 * time.Second}},
@@ -177,24 +185,37 @@ func fileText(t *testing.T, s *setting, text string) string {
 
 // wrong has values of each setting that are refused.
 var wrong = map[string][]string{
-	"node":          {"", "-a", "a b", "ä", strings.Repeat("a", 65)},
-	"state-dir":     {"", "a\x00b"},
-	"socket":        {"", "/" + strings.Repeat("s", 107), "a\x00"},
-	"listen":        {"", ":7420", "eth0:", "eth0:65536", "eth0:-1", "eth0:+1", "eth9", "1.2.3", "1.2.3.4.5:1", "::1:7420x", "[::1", "[::1]7420", "[eth0]:1", "bare", "none", "broken", "fe80::1", "[fe80::1%nope]:1", "[2001:db8::1%eth0]:1", "224.0.0.1:1", "a/b:1", "eth0 :1", "x.example:1"},
-	"advertise":     {"0.0.0.0:1", "[::]:1", "any.example", "eth0:0", "eth9", "none", "224.0.0.1", "fe80::1", ":1"},
-	"http":          {"", "on", "none:1", "1.2.3.4:99999"},
-	"nats":          {"a:1", "http://a", "nats://", "nats://:4222", "nats://a,", "nats://a:b", ","},
-	"nats-listen":   {"off", "eth0:x"},
-	"tenant":        {"", "a b", strings.Repeat("a", 65)},
-	"allow-uid":     {"-1", "4294967295", "root", "1,", "1;2"},
-	"lanes":         {"", "0", "65", "4.5", "four", "1e1", "99999999999999999999"},
-	"max-clients":   {"", "0", "65537"},
-	"drain-timeout": {"", "-1s", "1h1ms", "10"},
-	"heartbeat":     {"", "49ms", "10m1s", "2"},
-	"trace-file":    {"a\x00"},
-	"log-level":     {"", "INFO", "trace"},
-	"log-format":    {"", "xml"},
-	"providers":     {"", "verbs", "tcp,tcp", "tcp,", "shm,verbs"},
+	"node":           {"", "-a", "a b", "ä", strings.Repeat("a", 65)},
+	"state-dir":      {"", "a\x00b"},
+	"socket":         {"", "/" + strings.Repeat("s", 107), "a\x00"},
+	"listen":         {"", ":7420", "eth0:", "eth0:65536", "eth0:-1", "eth0:+1", "eth9", "1.2.3", "1.2.3.4.5:1", "::1:7420x", "[::1", "[::1]7420", "[eth0]:1", "bare", "none", "broken", "fe80::1", "[fe80::1%nope]:1", "[2001:db8::1%eth0]:1", "224.0.0.1:1", "a/b:1", "eth0 :1", "x.example:1"},
+	"advertise":      {"0.0.0.0:1", "[::]:1", "any.example", "eth0:0", "eth9", "none", "224.0.0.1", "fe80::1", ":1"},
+	"http":           {"", "on", "none:1", "1.2.3.4:99999"},
+	"nats":           {"a:1", "http://a", "nats://", "nats://:4222", "nats://a,", "nats://a:b", ","},
+	"nats-listen":    {"off", "eth0:x"},
+	"tenant":         {"", "a b", strings.Repeat("a", 65)},
+	"allow-uid":      {"-1", "4294967295", "root", "1,", "1;2"},
+	"tls-cert":       {"a\x00"},
+	"tls-key":        {"a\x00"},
+	"tls-ca":         {"a\x00"},
+	"tls-lanes":      {"", "yes", "TRUE"},
+	"insecure-peers": {"1", "on"},
+	"allow-tenants":  {"a b", "a:", "a:root", "a,a:1", "a:1;b", "a:-1", ","},
+	"lanes":          {"", "0", "65", "4.5", "four", "1e1", "99999999999999999999"},
+	"max-clients":    {"", "0", "65537"},
+	"drain-timeout":  {"", "-1s", "1h1ms", "10"},
+	"heartbeat":      {"", "49ms", "10m1s", "2"},
+	"trace-file":     {"a\x00"},
+	"log-level":      {"", "INFO", "trace"},
+	"log-format":     {"", "xml"},
+	"providers":      {"", "verbs", "tcp,tcp", "tcp,", "shm,verbs"},
+}
+
+// beside are variables without which the samples of a setting are not allowed.
+var beside = map[string][]string{
+	"listen":   {"KVXFER_INSECURE_PEERS=true"},
+	"tls-cert": {"KVXFER_TLS_KEY=/k", "KVXFER_TLS_CA=/c"}, "tls-key": {"KVXFER_TLS_CERT=/k", "KVXFER_TLS_CA=/c"}, "tls-ca": {"KVXFER_TLS_KEY=/k", "KVXFER_TLS_CERT=/c"},
+	"tls-lanes": {"KVXFER_TLS_CERT=/t", "KVXFER_TLS_KEY=/k", "KVXFER_TLS_CA=/c"},
 }
 
 func TestPrecedence(t *testing.T) {
@@ -209,7 +230,7 @@ func TestPrecedence(t *testing.T) {
 				if file >= 0 {
 					files["/f"] = fileText(t, s, x.texts[file])
 				}
-				c, err := load(append([]string{"--config=/f"}, args...), append([]string{home}, env...), testHost(files))
+				c, err := load(append([]string{"--config=/f"}, args...), append(append([]string{home}, beside[s.name]...), env...), testHost(files))
 				require.NoError(t, err)
 				return x.get(c)
 			}
@@ -245,7 +266,11 @@ func TestWrongValues(t *testing.T) {
 					assert.Contains(t, f[0].Detail, source)
 					assert.Contains(t, f[0].Detail, "allowed: "+s.allowed)
 				}
-				check("flag --"+s.name, []string{"--" + s.name, text}, nil, "")
+				if s.kind == boolKind { // anything but true and false is another argument
+					check("flag --"+s.name, []string{"--" + s.name + "=" + text}, nil, "")
+				} else {
+					check("flag --"+s.name, []string{"--" + s.name, text}, nil, "")
+				}
 				if text != "" && !strings.ContainsRune(text, 0) {
 					check("KVXFER_", nil, []string{envName(s.name) + "=" + text}, "")
 				}
@@ -281,7 +306,9 @@ func TestFileKeys(t *testing.T) {
 			every[s.name] = json.Number(samples[s.name].texts[0])
 		}
 	}
-	delete(every, "nats-listen") // it excludes nats
+	delete(every, "nats-listen")    // it excludes nats
+	delete(every, "insecure-peers") // it excludes tls-cert
+	every["tls-lanes"] = true
 	every["nats"] = []string{"nats://a:1", "tls://b"}
 	every["allow-uid"] = []any{1, "2"}
 	raw, err := json.Marshal(every)
@@ -304,6 +331,7 @@ func TestFileKeys(t *testing.T) {
 		`{"allow-uid": [1,[2]]}`:  "elements must be",
 		`{"allow-uid": ["1,2"]}`:  "without commas",
 		`{"allow-uid": {"a": 1}}`: "an array or a string",
+		`{"tls-lanes": 1}`:        "it must be true or false",
 		`{"config": "/g"}`:        `"config" in /f line 1 is not a key`,
 		`{"Lanes": 4}`:            `"Lanes" in /f line 1 is not a key`,
 	} {
@@ -323,9 +351,10 @@ func TestFileKeys(t *testing.T) {
 }
 
 func TestSettingsTogether(t *testing.T) {
+	env := []string{home, "KVXFER_INSECURE_PEERS=true"}
 	fails := func(field, want string, args ...string) {
 		t.Helper()
-		f := faults(t, second(load(args, []string{home}, testHost(nil))))
+		f := faults(t, second(load(args, env, testHost(nil))))
 		require.Len(t, f, 1)
 		assert.Equal(t, field, f[0].Field)
 		assert.Contains(t, f[0].Detail, want)
@@ -335,6 +364,7 @@ func TestSettingsTogether(t *testing.T) {
 	fails("nats-listen", `"lo" from flag --nats-listen is not allowed together with nats from flag --nats`, "--nats=nats://a", "--nats-listen=lo")
 	fails("http", "listen from flag --listen takes that port", "--listen=lo:7421")
 	fails("nats-listen", "http from the default takes that port", "--nats-listen=0.0.0.0:7421")
+	fails("allow-tenants", `"acme" from flag --allow-tenants is this node's own tenant`, "--tenant=acme", "--allow-tenants=b,acme:1")
 
 	for _, x := range []struct {
 		args []string
@@ -350,9 +380,48 @@ func TestSettingsTogether(t *testing.T) {
 		{[]string{"--listen=::ffff:10.1.1.1"}, "10.1.1.1:7420"},
 		{[]string{"--listen=lo:0", "--http=lo:0", "--nats-listen=lo:0"}, "127.0.0.1:0"},
 	} {
-		c, err := load(x.args, []string{home}, testHost(nil))
+		c, err := load(x.args, env, testHost(nil))
 		require.NoError(t, err, x.args)
 		assert.Equal(t, x.want, c.Advertise, x.args)
+	}
+}
+
+func TestPeersBeyondTheHost(t *testing.T) {
+	files := []string{"--tls-cert=/c", "--tls-key=/k", "--tls-ca=/a"}
+	for _, x := range []struct {
+		args  []string
+		field string // "": allowed
+		want  string
+	}{
+		{args: []string{"--listen=eth0"}, field: "listen", want: "tls-cert, tls-key and tls-ca, or any with insecure-peers"},
+		{args: []string{"--listen=0.0.0.0", "--advertise=lo"}, field: "listen", want: "beyond this host"},
+		{args: []string{"--listen=[::]", "--advertise=lo"}, field: "listen", want: "beyond this host"},
+		{args: []string{"--listen=[fe80::9%eth0]", "--insecure-peers=false"}, field: "listen", want: "beyond this host"},
+		{args: []string{"--listen=eth0", "--insecure-peers"}},
+		{args: []string{"--insecure-peers", "--listen=eth0"}},
+		{args: []string{"--insecure-peers", "true", "--listen=eth0"}},
+		{args: append([]string{"--listen=eth0"}, files...)},
+		{args: append([]string{"--listen=eth0", "--tls-lanes"}, files...)},
+		{args: []string{"--listen=127.9.9.9"}},
+		{args: []string{"--listen=[::1]"}},
+		{args: []string{"--listen=lo", "--advertise=eth0"}}, // what is in front of it is what peers reach
+		{args: files},
+		{args: files[:2], field: "tls-ca", want: "not set, but tls-cert is from flag --tls-cert"},
+		{args: files[1:], field: "tls-cert", want: "tls-cert, tls-key and tls-ca together"},
+		{args: []string{"--tls-ca=/a"}, field: "tls-cert", want: "not set, but tls-ca"},
+		{args: []string{"--tls-lanes"}, field: "tls-lanes", want: "without certificates"},
+		{args: append([]string{"--insecure-peers"}, files...), field: "insecure-peers", want: "not allowed together with tls-cert"},
+	} {
+		c, err := load(x.args, []string{home}, testHost(nil))
+		if x.field == "" {
+			require.NoError(t, err, x.args)
+			assert.Equal(t, slices.Contains(x.args, files[0]), c.TLS(), x.args)
+			continue
+		}
+		f := faults(t, err)
+		require.Len(t, f, 1, x.args)
+		assert.Equal(t, x.field, f[0].Field, x.args)
+		assert.Contains(t, f[0].Detail, x.want, x.args)
 	}
 }
 

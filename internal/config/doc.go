@@ -25,6 +25,7 @@
 //   - every wrong value is named with its setting, source and what is allowed: TestWrongValues
 //   - all errors are reported at once: TestAllErrorsAtOnce
 //   - flags, environment, file keys and usage are the same table: TestUsageNamesEverySetting, TestFileKeys
+//   - a node that others reach has TLS, or was told that it needs none: TestPeersBeyondTheHost
 //   - a password in a registry's URL is in no error and no log: TestNoSecretIsRepeated
 //   - an accepted address is one that net.Dial understands and that parses to itself: FuzzAddress
 //   - no file makes the parser fail in another way than by an error with its path: FuzzFile

@@ -101,21 +101,32 @@ func init() {
 				}
 				return err
 			}},
-		{name: "tenant", arg: "NAME", def: "default", meaning: "nodes of one tenant transfer to each other",
+		pem("tls-cert", "this node's certificate, PEM, followed by what leads to an authority; needs tls-key and tls-ca", func(c *Config) *string { return &c.TLSCert }),
+		pem("tls-key", "the certificate's private key, PEM", func(c *Config) *string { return &c.TLSKey }),
+		pem("tls-ca", "the authorities that sign peers' certificates, PEM", func(c *Config) *string { return &c.TLSCA }),
+		toggle("tls-lanes", "payload travels over TLS too, which costs copies; needs tls-cert", func(c *Config) *bool { return &c.TLSLanes }),
+		toggle("insecure-peers", "listen for peers beyond loop-back without TLS: on a network that you trust", func(c *Config) *bool { return &c.InsecurePeers }),
+		{name: "tenant", arg: "NAME", def: "default", meaning: "clients' tenant where they name none; nothing passes from one tenant to another",
 			allowed: "1 to 64 of [A-Za-z0-9_.-]", set: func(l *loader, v string) error {
 				l.c.Tenant = v
 				return errIf(wire.CheckName(op, "tenant", v) != nil)
+			}},
+		{name: "allow-tenants", arg: "TENANTS", defText: "none", meaning: "tenants that clients may name besides this node's own, each for all users or for some",
+			allowed: fmt.Sprintf("NAME or NAME:UID+UID, several separated by commas, each name once, with user numbers of 0 to %d, or nothing", maxUID), kind: listKind,
+			set: func(l *loader, v string) (err error) {
+				l.c.AllowTenants, err = tenants(v)
+				return err
 			}},
 		{name: "allow-uid", arg: "UIDS", defText: "none", meaning: "users that may attach besides root and the daemon's own",
 			allowed: fmt.Sprintf("user numbers of 0 to %d separated by commas, or nothing", maxUID), kind: listKind,
 			set: func(l *loader, v string) error {
 				for _, s := range list(v) {
-					uid, err := strconv.ParseUint(s, 10, 32)
-					if err != nil || uid > maxUID {
-						return errRange
+					uid, err := userNumber(s)
+					if err != nil {
+						return err
 					}
-					if !slices.Contains(l.c.AllowUIDs, int(uid)) {
-						l.c.AllowUIDs = append(l.c.AllowUIDs, int(uid))
+					if !slices.Contains(l.c.AllowUIDs, uid) {
+						l.c.AllowUIDs = append(l.c.AllowUIDs, uid)
 					}
 				}
 				return nil
@@ -174,6 +185,55 @@ func choice(name, def, meaning string, in func(*Config) *string, allowed ...stri
 			*in(&l.c) = v
 			return errIf(!slices.Contains(allowed, v))
 		}}
+}
+
+// toggle is a setting whose flag alone means true.
+func toggle(name, meaning string, in func(*Config) *bool) setting {
+	return setting{name: name, arg: "[BOOL]", def: "false", meaning: meaning, allowed: "true or false; the flag alone means true", kind: boolKind,
+		set: func(l *loader, v string) error {
+			*in(&l.c) = v == "true"
+			return errIf(v != "true" && v != "false")
+		}}
+}
+
+// pem is the path of a file that the node reads itself, and again when it changes.
+func pem(name, meaning string, in func(*Config) *string) setting {
+	return setting{name: name, arg: "PATH", defText: "none", meaning: meaning, allowed: "a path, or nothing",
+		set: func(l *loader, v string) (err error) {
+			if v != "" {
+				*in(&l.c), err = l.path(v)
+			}
+			return err
+		}}
+}
+
+func userNumber(s string) (int, error) {
+	uid, err := strconv.ParseUint(s, 10, 32)
+	return int(uid), errIf(err != nil || uid > maxUID)
+}
+
+// tenants reads NAME and NAME:UID+UID, separated by commas.
+func tenants(v string) ([]AllowedTenant, error) {
+	var out []AllowedTenant
+	for _, s := range list(v) {
+		name, uids, bound := strings.Cut(s, ":")
+		if wire.CheckName(op, "allow-tenants", name) != nil || slices.ContainsFunc(out, func(t AllowedTenant) bool { return t.Name == name }) {
+			return nil, errRange
+		}
+		t := AllowedTenant{Name: name}
+		for _, s := range strings.Split(uids, "+") {
+			if !bound {
+				break
+			}
+			uid, err := userNumber(s)
+			if err != nil {
+				return nil, err
+			}
+			t.UIDs = append(t.UIDs, uid)
+		}
+		out = append(out, t)
+	}
+	return out, nil
 }
 
 // short writes 10m0s as 10m and 1h0m0s as 1h.

@@ -22,7 +22,7 @@ func envName(name string) string {
 	return "KVXFER_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
 }
 
-// fromFlags reads --name value, --name=value and both with one dash. It is not done by a flag.FlagSet because that
+// fromFlags reads --name value, --name=value and both with one dash; a switch's value may be left out. It is not done by a flag.FlagSet because that
 // stops at the first error. The only error it returns is flag.ErrHelp.
 func (l *loader) fromFlags(args []string) (values, error) {
 	out := values{}
@@ -40,6 +40,8 @@ func (l *loader) fromFlags(args []string) (values, error) {
 			if !given && len(args) > 0 && !strings.HasPrefix(args[0], "-") {
 				args = args[1:] // most likely its value
 			}
+		case !given && byName(name) != nil && byName(name).kind == boolKind && (len(args) == 0 || args[0] != "true" && args[0] != "false"):
+			out[name] = value{"true", "flag --" + name}
 		case !given && len(args) == 0:
 			l.fail(name, "flag --%s lacks its value; allowed: %s", name, allowedFor(name))
 		default:
@@ -156,6 +158,7 @@ const (
 	textKind   kind = iota // a string
 	numberKind             // a number
 	listKind               // an array of strings or numbers, or one string with commas
+	boolKind               // true or false, or one of them as a string
 )
 
 func (k kind) fromJSON(raw json.RawMessage) (string, error) {
@@ -164,6 +167,11 @@ func (k kind) fromJSON(raw json.RawMessage) (string, error) {
 		return s, json.Unmarshal(raw, &s)
 	}
 	switch k {
+	case boolKind:
+		if text := string(raw); text == "true" || text == "false" {
+			return text, nil
+		}
+		return "", errors.New("it must be true or false")
 	case textKind:
 		return "", errors.New("it must be a string")
 	case numberKind:

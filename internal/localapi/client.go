@@ -3,6 +3,7 @@ package localapi
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math"
 	"net"
@@ -221,6 +222,10 @@ func (c *client) hello(f wire.Frame, nfds int) (wire.Frame, error) {
 	}
 	if h.Tenant == "" {
 		h.Tenant = c.s.o.Tenant
+	}
+	if !c.s.mayUse(h.Tenant, c.uid) {
+		return wire.Frame{}, &fault.Error{Code: fault.PermissionDenied, Op: "hello", Field: "tenant",
+			Detail: fmt.Sprintf("%q is no tenant that user %d may use on this daemon: allowed are its own, which is used where none is named, and those of --allow-tenants", h.Tenant, c.uid)}
 	}
 	// The pid in HELLO is the client's own word, for traces: it may live in another pid namespace.
 	info := xfer.ClientInfo{Tenant: h.Tenant, Process: h.Process, Pid: h.Pid, Uid: c.uid}

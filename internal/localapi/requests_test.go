@@ -18,7 +18,9 @@ import (
 
 func TestHello(t *testing.T) {
 	e := newEngine(t)
-	s := serve(t, options(t, e))
+	o := options(t, e)
+	o.AllowTenants = map[string][]int{"team": nil, "mine": {7, unix.Getuid()}, "theirs": {unix.Getuid() + 1}}
+	s := serve(t, o)
 	c := dial(t, s)
 	f := c.ask(wire.KindHello, &wire.Hello{MinVersion: 1, MaxVersion: 9, Tenant: "team", Process: "decode", Pid: 77, Software: "x 1"}, nil)
 	require.Equal(t, wire.KindHelloOK, f.Kind)
@@ -32,16 +34,22 @@ func TestHello(t *testing.T) {
 	require.Equal(t, wire.KindHelloOK, c.ask(wire.KindHello, &wire.Hello{MinVersion: 1, MaxVersion: 1}, nil).Kind)
 	assert.Equal(t, xfer.ClientInfo{Tenant: "default", Pid: unix.Getpid(), Uid: unix.Getuid()}, e.info(2))
 
+	c = dial(t, s)
+	require.Equal(t, wire.KindHelloOK, c.ask(wire.KindHello, &wire.Hello{MinVersion: 1, MaxVersion: 1, Tenant: "mine"}, nil).Kind)
+	assert.Equal(t, "mine", e.info(3).Tenant)
+
 	for name, h := range map[string]struct {
 		hello    wire.Hello
 		sentinel error
 		field    string
 	}{
-		"version": {wire.Hello{MinVersion: 5, MaxVersion: 9}, fault.ErrVersionMismatch, ""},
-		"range":   {wire.Hello{}, fault.ErrProtocolViolation, "max_version"},
-		"feature": {wire.Hello{MinVersion: 1, MaxVersion: 1, Required: []string{"rings"}}, fault.ErrFeatureRequired, ""},
-		"tenant":  {wire.Hello{MinVersion: 1, MaxVersion: 1, Tenant: "a b"}, fault.ErrInvalidArgument, "tenant"},
-		"pid":     {wire.Hello{MinVersion: 1, MaxVersion: 1, Pid: -1}, fault.ErrInvalidArgument, "pid"},
+		"version":             {wire.Hello{MinVersion: 5, MaxVersion: 9}, fault.ErrVersionMismatch, ""},
+		"range":               {wire.Hello{}, fault.ErrProtocolViolation, "max_version"},
+		"feature":             {wire.Hello{MinVersion: 1, MaxVersion: 1, Required: []string{"rings"}}, fault.ErrFeatureRequired, ""},
+		"tenant":              {wire.Hello{MinVersion: 1, MaxVersion: 1, Tenant: "a b"}, fault.ErrInvalidArgument, "tenant"},
+		"unknown tenant":      {wire.Hello{MinVersion: 1, MaxVersion: 1, Tenant: "nobody"}, fault.ErrPermissionDenied, "tenant"},
+		"other users' tenant": {wire.Hello{MinVersion: 1, MaxVersion: 1, Tenant: "theirs"}, fault.ErrPermissionDenied, "tenant"},
+		"pid":                 {wire.Hello{MinVersion: 1, MaxVersion: 1, Pid: -1}, fault.ErrInvalidArgument, "pid"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := dial(t, s)

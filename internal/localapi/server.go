@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -38,6 +39,9 @@ type Options struct {
 	Node, Epoch, Software, BootID string
 	// Tenant is the tenant of a client that names none; "" means "default".
 	Tenant string
+
+	// AllowTenants are the tenants that a client may name besides, and the users who may; nil: every user who may connect.
+	AllowTenants map[string][]int
 
 	// AllowUIDs are the users who may connect beside root and the daemon's own.
 	AllowUIDs []int
@@ -240,6 +244,16 @@ func (s *Server) allowed(uid int) bool {
 		}
 	}
 	return false
+}
+
+// mayUse says whether a user's client may act for a tenant. A bound is a bound: root and the daemon's own user are in it when they
+// are listed.
+func (s *Server) mayUse(tenant string, uid int) bool {
+	if tenant == s.o.Tenant {
+		return true
+	}
+	uids, ok := s.o.AllowTenants[tenant]
+	return ok && (uids == nil || slices.Contains(uids, uid))
 }
 
 // refuse tells a connection why it is not served, beside the accept loop.

@@ -25,35 +25,40 @@ type directory struct {
 	log *slog.Logger
 
 	mu      sync.Mutex
-	waiting []change            // one a name
-	said    map[string]struct{} // names that the registry may have
+	waiting []change               // one a name
+	said    map[cacheName]struct{} // names that the registry may have
 	wake    chan struct{}
 }
 
 // change is a cache to announce, or only the name of one to withdraw.
 type change struct {
-	name  string
+	cacheName
 	entry *xfer.CacheEntry
 }
+
+// cacheName is what a cache is known by on a node.
+type cacheName struct{ tenant, name string }
 
 // directoryTimeout bounds one call; the registry repeats what was not said in time.
 const directoryTimeout = 2 * time.Second
 
 func newDirectory(reg registry.Directory, log *slog.Logger) *directory {
-	return &directory{reg: reg, log: log, said: map[string]struct{}{}, wake: make(chan struct{}, 1)}
+	return &directory{reg: reg, log: log, said: map[cacheName]struct{}{}, wake: make(chan struct{}, 1)}
 }
 
 // PutCache implements xfer.Directory.
-func (d *directory) PutCache(c xfer.CacheEntry) { d.queue(change{c.Name, &c}) }
+func (d *directory) PutCache(c xfer.CacheEntry) { d.queue(change{cacheName{c.Tenant, c.Name}, &c}) }
 
 // DropCache implements xfer.Directory.
-func (d *directory) DropCache(name string) { d.queue(change{name: name}) }
+func (d *directory) DropCache(tenant, name string) {
+	d.queue(change{cacheName: cacheName{tenant, name}})
+}
 
 func (d *directory) queue(c change) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.waiting = slices.DeleteFunc(d.waiting, func(old change) bool { return old.name == c.name })
-	if _, said := d.said[c.name]; c.entry == nil && !said {
+	d.waiting = slices.DeleteFunc(d.waiting, func(old change) bool { return old.cacheName == c.cacheName })
+	if _, said := d.said[c.cacheName]; c.entry == nil && !said {
 		return
 	}
 	d.waiting = append(d.waiting, c)
@@ -73,9 +78,9 @@ func (d *directory) next() (c change, ok bool) {
 	c = d.waiting[0]
 	d.waiting = slices.Delete(d.waiting, 0, 1)
 	if c.entry != nil {
-		d.said[c.name] = struct{}{}
+		d.said[c.cacheName] = struct{}{}
 	} else {
-		delete(d.said, c.name)
+		delete(d.said, c.cacheName)
 	}
 	return c, true
 }
@@ -90,7 +95,7 @@ func (d *directory) run(ctx context.Context) {
 		}
 		for c, ok := d.next(); ok && ctx.Err() == nil; c, ok = d.next() {
 			if err := d.say(ctx, c); err != nil && ctx.Err() == nil {
-				d.log.Warn("cache not announced or withdrawn yet", "cache", c.name, "error", err)
+				d.log.Warn("cache not announced or withdrawn yet", "tenant", c.tenant, "cache", c.name, "error", err)
 			}
 		}
 	}
@@ -100,7 +105,7 @@ func (d *directory) say(ctx context.Context, c change) error {
 	ctx, cancel := context.WithTimeout(ctx, directoryTimeout)
 	defer cancel()
 	if c.entry == nil {
-		return d.reg.DropCache(ctx, c.name)
+		return d.reg.DropCache(ctx, c.tenant, c.name)
 	}
 	spec := &c.entry.Spec
 	raw, err := json.Marshal(spec.Layout)
@@ -109,9 +114,8 @@ func (d *directory) say(ctx context.Context, c change) error {
 	}
 	block := int64(spec.Layout.BlockBytes())
 	entry := registry.Cache{
-		Name: c.name, ID: c.entry.ID, Model: spec.Model, Revision: spec.Revision, Compat: spec.Compat, Layout: raw,
+		Tenant: c.tenant, Name: c.name, ID: c.entry.ID, Model: spec.Model, Revision: spec.Revision, Compat: spec.Compat, Layout: raw,
 		MemoryKind: c.entry.MemoryKind, NumBlocks: int(spec.NumBlocks), BlockBytes: block, Bytes: block * int64(spec.NumBlocks),
-		Tenant: c.entry.Tenant,
 	}
 	if spec.Instance != "" {
 		entry.Instance, entry.Rank, entry.Ranks = spec.Instance, int(spec.Layout.TPRank), int(spec.Layout.TPSize)
@@ -121,8 +125,8 @@ func (d *directory) say(ctx context.Context, c change) error {
 
 // Ranks implements xfer.Finder.
 func (d *directory) Ranks(tenant, instance string) (out []xfer.Rank) {
-	for _, c := range d.reg.View().Caches() {
-		if c.Tenant == tenant && c.Instance == instance && c.Ranks > 0 && c.Ranks <= math.MaxInt32 && c.Rank < c.Ranks {
+	for _, c := range d.reg.View().Caches(tenant) {
+		if c.Instance == instance && c.Ranks > 0 && c.Ranks <= math.MaxInt32 && c.Rank < c.Ranks {
 			if n, ok := d.reg.View().Node(c.Node); ok && n.Epoch == c.Epoch {
 				out = append(out, xfer.Rank{Peer: peerRef(&n, tenant), Cache: c.Name, Rank: uint32(c.Rank), Ranks: uint32(c.Ranks)})
 			}
@@ -134,8 +138,8 @@ func (d *directory) Ranks(tenant, instance string) (out []xfer.Rank) {
 // Holders implements xfer.Finder.
 func (d *directory) Holders(tenant, model string) (out []xfer.PeerRef) {
 	last := ""
-	for _, c := range d.reg.View().Caches() { // sorted by node
-		if c.Tenant == tenant && c.Model == model && c.Node != last {
+	for _, c := range d.reg.View().Caches(tenant) { // sorted by node
+		if c.Model == model && c.Node != last {
 			last = c.Node
 			if n, ok := d.reg.View().Node(c.Node); ok {
 				out = append(out, peerRef(&n, tenant))

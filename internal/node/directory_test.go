@@ -27,7 +27,7 @@ func (r *slowRegistry) PutCache(_ context.Context, c registry.Cache) error {
 	return nil
 }
 
-func (r *slowRegistry) DropCache(_ context.Context, name string) error {
+func (r *slowRegistry) DropCache(_ context.Context, _, name string) error {
 	r.said <- "drop " + name
 	return nil
 }
@@ -48,31 +48,31 @@ func TestDirectoryKeepsTheLastWord(t *testing.T) {
 		defer close(ended)
 		d.run(ctx)
 	}()
-	put := func(name string) { d.PutCache(xfer.CacheEntry{Name: name}) }
+	put := func(name string) { d.PutCache(xfer.CacheEntry{Tenant: "default", Name: name}) }
 
 	put("a")
 	require.Eventually(t, func() bool { return d.queued() == 0 }, 20*time.Second, time.Millisecond) // it is being said
 	for i := range 1000 {
 		put("a")
-		d.DropCache("a")
+		d.DropCache("default", "a")
 		put(fmt.Sprint("gone", i))
-		d.DropCache(fmt.Sprint("gone", i))
+		d.DropCache("default", fmt.Sprint("gone", i))
 		put("b")
 	}
-	d.DropCache("a")
+	d.DropCache("default", "a")
 	assert.Equal(t, 2, d.queued())
 	for _, want := range []string{"put a", "put b", "drop a"} {
 		assert.Equal(t, want, <-reg.said)
 	}
 	put("a")
-	d.DropCache("b")
+	d.DropCache("default", "b")
 	for _, want := range []string{"put a", "drop b"} {
 		assert.Equal(t, want, <-reg.said)
 	}
 	cancel()
 	<-ended
 	assert.Zero(t, d.queued())
-	assert.Equal(t, map[string]struct{}{"a": {}}, d.said)
+	assert.Equal(t, map[cacheName]struct{}{{"default", "a"}: {}}, d.said)
 }
 
 // viewRegistry keeps what it is told in a view, as entries of one node.
@@ -115,7 +115,7 @@ func TestDirectoryFindsRanksAndHolders(t *testing.T) {
 		if i != 1 {
 			spec.Instance = "engine"
 		}
-		require.NoError(t, d.say(t.Context(), change{spec.Name, &xfer.CacheEntry{Name: spec.Name, Tenant: tenant, Spec: spec}}))
+		require.NoError(t, d.say(t.Context(), change{cacheName{tenant, spec.Name}, &xfer.CacheEntry{Name: spec.Name, Tenant: tenant, Spec: spec}}))
 	}
 	peer := xfer.PeerRef{Node: "n0", Epoch: reg.node.Epoch, Addr: "n0:7000", Tenant: "t"}
 	assert.Equal(t, []xfer.Rank{{Peer: peer, Cache: "c0", Rank: 0, Ranks: 4}}, d.Ranks("t", "engine"))

@@ -17,6 +17,7 @@ import (
 	"github.com/kvxfer/kvxfer/internal/incarnation"
 	"github.com/kvxfer/kvxfer/internal/localapi"
 	"github.com/kvxfer/kvxfer/internal/peerlink"
+	"github.com/kvxfer/kvxfer/internal/peertls"
 	"github.com/kvxfer/kvxfer/internal/telemetry"
 	"github.com/kvxfer/kvxfer/internal/version"
 	"github.com/kvxfer/kvxfer/internal/wire"
@@ -47,7 +48,8 @@ type Node struct {
 	inc       *incarnation.Incarnation
 	tel       *telemetry.Telemetry
 	store     *blockdb.DB
-	providers []rdma.Provider // the best first
+	tls       *peertls.Identity // nil: peers are spoken to in clear
+	providers []rdma.Provider   // the best first
 	engine    *xfer.Engine
 	links     *peerlink.Links
 	nats      *embedded.Server
@@ -82,7 +84,7 @@ func Start(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *Node, e
 	})
 	defer notice.Stop()
 	for _, step := range []func(context.Context) error{
-		n.startIncarnation, n.startTelemetry, n.startStore, n.startRegistry, n.startEngine, n.startHTTP, n.announce, n.startLocal,
+		n.loadCertificates, n.startIncarnation, n.startTelemetry, n.startStore, n.startRegistry, n.startEngine, n.startHTTP, n.announce, n.startLocal,
 	} {
 		if err := step(ctx); err != nil {
 			return nil, err
@@ -124,6 +126,13 @@ func (n *Node) unwind() {
 		n.undo = n.undo[:len(n.undo)-1]
 		f()
 	}
+}
+
+func (n *Node) loadCertificates(context.Context) (err error) {
+	if n.cfg.TLS() {
+		n.tls, err = peertls.Load(peertls.Files{Cert: n.cfg.TLSCert, Key: n.cfg.TLSKey, CA: n.cfg.TLSCA}, n.cfg.Node, n.log)
+	}
+	return err
 }
 
 func (n *Node) startIncarnation(ctx context.Context) error {
@@ -209,7 +218,7 @@ func (n *Node) startEngine(context.Context) error {
 	if n.info.PeerAddr, err = advertised(n.cfg.Advertise, listener.Addr()); err != nil {
 		return err
 	}
-	if ap, ok := listener.Addr().(*net.TCPAddr); ok && !ap.IP.IsLoopback() {
+	if ap, ok := listener.Addr().(*net.TCPAddr); ok && !ap.IP.IsLoopback() && n.tls == nil {
 		n.log.Warn("peer connections are neither encrypted nor authenticated: use a network you trust", "listen", listener.Addr().String())
 	}
 	dir := newDirectory(n.dir, n.log)
@@ -224,7 +233,7 @@ func (n *Node) startEngine(context.Context) error {
 	n.later(n.engine.Close)
 	n.links, err = peerlink.New(peerlink.Options{
 		Node: n.cfg.Node, Epoch: n.inc.Epoch(), Tenant: n.cfg.Tenant, Software: "kvxfer " + version.Version,
-		Providers: n.providers, Lanes: lanes, Handler: n.engine, Resolve: dir.resolve, Logger: n.log,
+		Providers: n.providers, Lanes: lanes, Handler: n.engine, Resolve: dir.resolve, TLS: n.tls, Logger: n.log,
 	})
 	if err != nil {
 		return err
@@ -241,6 +250,14 @@ func (n *Node) startEngine(context.Context) error {
 		}
 	})
 	return nil
+}
+
+func tenants(cfg config.Config) map[string][]int {
+	m := map[string][]int{}
+	for _, t := range cfg.AllowTenants {
+		m[t.Name] = t.UIDs
+	}
+	return m
 }
 
 func limits(cfg config.Config) xfer.Limits {
@@ -295,7 +312,7 @@ func (n *Node) announce(ctx context.Context) error {
 func (n *Node) startLocal(context.Context) (err error) {
 	n.local, err = localapi.Serve(context.Background(), localapi.Options{
 		Path: n.cfg.Socket, Engine: n.engine, Node: n.cfg.Node, Epoch: n.inc.Epoch(), BootID: n.inc.BootID(), Software: "kvxfer " + version.Version,
-		Tenant: n.cfg.Tenant, AllowUIDs: n.cfg.AllowUIDs, MaxClients: n.cfg.MaxClients, Spans: n.clientSpan, Status: n.status, Logger: n.log,
+		Tenant: n.cfg.Tenant, AllowTenants: tenants(n.cfg), AllowUIDs: n.cfg.AllowUIDs, MaxClients: n.cfg.MaxClients, Spans: n.clientSpan, Status: n.status, Logger: n.log,
 	})
 	if err != nil {
 		return err

@@ -21,7 +21,11 @@ func (n *Node) startProviders(clock rdma.Clock) (lanes peerlink.LaneServer, err 
 			}
 		case "tcp":
 			var t *tcp.Provider
-			if t, err = tcp.New(tcp.Options{Clock: clock, Lanes: n.cfg.Lanes, Logger: n.log}); err == nil {
+			o := tcp.Options{Clock: clock, Lanes: n.cfg.Lanes, TLSLanes: n.cfg.TLSLanes, Logger: n.log}
+			if n.tls != nil {
+				o.TLS = n.tls.LaneClient
+			}
+			if t, err = tcp.New(o); err == nil {
 				p, lanes = t, t
 			}
 		}

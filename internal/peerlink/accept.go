@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/internal/peertls"
 	"github.com/kvxfer/kvxfer/internal/wire"
 	"github.com/kvxfer/kvxfer/xfer"
 )
@@ -84,7 +85,7 @@ func (s *Links) serve(ctx context.Context, v *visitor) error {
 	}
 	defer func() { stop(); stopToo() }()
 
-	err := s.identify(v.conn, free)
+	err := s.identify(ctx, v.conn, free)
 	if err != nil {
 		_ = v.conn.Close()
 		s.opt.Logger.Debug("connection closed in its hello", "addr", addrOf(v.conn), "error", err)
@@ -100,14 +101,20 @@ func addrOf(conn net.Conn) string {
 }
 
 // identify reads what the connection is.
-func (s *Links) identify(conn net.Conn, free func() bool) error {
+func (s *Links) identify(ctx context.Context, conn net.Conn, free func() bool) error {
 	_ = conn.SetDeadline(time.Now().Add(s.opt.HelloTimeout))
 	header := make([]byte, wire.HeaderSize)
 	if _, err := io.ReadFull(conn, header[:prefixLen]); err != nil {
 		return s.visitError(err)
 	}
+	if peertls.First(header[:prefixLen]) {
+		return s.identifySecured(ctx, conn, header[:prefixLen], free)
+	}
 	switch string(header[:prefixLen]) {
 	case controlPrefix:
+		if s.opt.TLS != nil {
+			return s.refuseClear(conn)
+		}
 		return s.acceptControl(conn, header, free)
 	case lanePrefix:
 		return s.acceptLane(conn, header[:prefixLen], free)
@@ -118,6 +125,10 @@ func (s *Links) identify(conn net.Conn, free func() bool) error {
 func (s *Links) visitError(err error) error {
 	if isTimeout(err) {
 		return fault.New(fault.DeadlineExceeded, "hello", "no whole hello within %s", s.opt.HelloTimeout)
+	}
+	var typed *fault.Error
+	if errors.As(err, &typed) {
+		return err
 	}
 	return fault.Wrap(fault.PeerLost, "hello", err)
 }
@@ -136,7 +147,7 @@ func (s *Links) acceptLane(conn net.Conn, prefix []byte, free func() bool) error
 		return fault.New(fault.Closed, "lane", "put out")
 	}
 	// Close waits for the lane's hello, so it ends it: the lane's session ends too.
-	defer context.AfterFunc(s.ctx, func() { _ = conn.Close() })()
+	defer context.AfterFunc(s.ctx, func() { _ = lowest(conn).Close() })()
 	_ = conn.SetDeadline(time.Time{})
 	return s.opt.Lanes.ServeLane(conn, prefix)
 }
@@ -177,6 +188,9 @@ func (s *Links) admit(conn net.Conn, f *wire.Frame, free func() bool) error {
 	}
 	version, err := s.checkHello(&h)
 	if err != nil {
+		return err
+	}
+	if err := checkCertificate(conn, h.Node); err != nil {
 		return err
 	}
 	s.mu.Lock()

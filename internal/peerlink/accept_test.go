@@ -56,7 +56,7 @@ func (h *hallway) close() {
 
 func TestGarbage(t *testing.T) {
 	b := newNode(t, "b", epochB)
-	for _, s := range []string{"GET / HTTP/1.1\r\n\r\n", "\x16\x03\x01\x02\x00\x01", "KVXfoo", "kvxf", "\x00\x00\x00\x00", "KVXLlane"} {
+	for _, s := range []string{"GET / HTTP/1.1\r\n\r\n", "\x16\x02\x01\x02\x00\x01", "KVXfoo", "kvxf", "\x00\x00\x00\x00", "KVXLlane"} {
 		c := raw(t, b.addr)
 		send(t, c, []byte(s))
 		got, _ := io.ReadAll(c)
@@ -318,6 +318,7 @@ func FuzzVisitor(f *testing.F) {
 	f.Add(frame(f, wire.KindHello, 1, &wire.Hello{}, nil))
 	f.Add([]byte("KVXLlane"))
 	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"))
+	f.Add([]byte("\x16\x03\x01\x02\x00\x01"))
 	f.Add([]byte{})
 	b := newNode(f, "b", epochB)
 	f.Fuzz(func(t *testing.T, in []byte) {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/internal/peertls"
 	"github.com/kvxfer/kvxfer/internal/wire"
 	"github.com/kvxfer/kvxfer/rdma"
 	"github.com/kvxfer/kvxfer/xfer"
@@ -220,14 +221,19 @@ func (s *Links) connectBy(ctx context.Context, ref xfer.PeerRef, offer []string)
 		return nil, "", dialError(fault.PeerUnreachable, &ref, err)
 	}
 	tune(conn)
-	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	plain := conn
+	stop := context.AfterFunc(ctx, func() { _ = plain.Close() })
 	_ = conn.SetDeadline(time.Now().Add(s.opt.HelloTimeout))
-	answer, err := s.exchange(conn, &ref, offer)
+	var answer *wire.Hello
+	conn, err = s.secure(ctx, plain, ref.Node)
+	if err == nil {
+		answer, err = s.exchange(conn, &ref, offer)
+	}
 	if !stop() && err == nil {
 		err = ctx.Err()
 	}
 	if err != nil {
-		_ = conn.Close()
+		_ = plain.Close()
 		return nil, "", s.helloError(ctx, &ref, err)
 	}
 	_ = conn.SetDeadline(time.Time{})
@@ -250,7 +256,7 @@ func (s *Links) connectBy(ctx context.Context, ref xfer.PeerRef, offer []string)
 
 // openSession connects the payload session; the end of the link ends the attempt.
 func (l *link) openSession(ctx context.Context, addr string, params []byte) error {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancel(peertls.WithPeer(ctx, l.ref.Node))
 	defer cancel()
 	done := make(chan struct{})
 	defer close(done)
@@ -311,6 +317,7 @@ func (s *Links) exchange(conn net.Conn, ref *xfer.PeerRef, offer []string) (*wir
 
 // helloError gives an error of the hello its type and the peer's name. What happened after ctx ended came of that.
 func (s *Links) helloError(ctx context.Context, ref *xfer.PeerRef, err error) error {
+	err = peertls.Explain(err)
 	var typed *fault.Error
 	switch {
 	case ctx.Err() != nil:

@@ -21,6 +21,13 @@
 // does not blame its peers. Ticks in which the handler holds up the reader do not count either. TCP's keepalive
 // says only that a kernel lives and is off.
 //
+// TLS. With Options.TLS a port wants it of every control connection, and the bytes that a connection opens with say which it is:
+// the record of a ClientHello, or a frame. Lanes come in both ways; their provider says which it takes. Whoever speaks the other
+// way is told why in the way it can read: frames go back in clear to both, since a dialer over TLS sees from their first bytes what
+// it has reached. The handshake is part of the hello, under its time and its bound. A HELLO's node must be one that the dialer's
+// certificate names, and what a dialer reaches one that it dialed. A write over TLS that timed out cannot be continued, so a peer
+// that takes less than 4 KiB in the time it may be silent is lost, where in clear one byte is enough.
+//
 // Identifiers of PINGs have their top bit set (PingBit): OK and ERROR answer both PINGs and the handler's requests.
 //
 // Invariants, each with the test that holds it:
@@ -35,6 +42,9 @@
 //     TestSilentPeerIsLost, TestPeerThatDoesNotRead, TestCloseDoesNotWaitForAFullSocket, TestQueueOverflow
 //   - whoever connects costs little and can be put out: TestGarbage, TestSilentVisitorsAreBounded, TestSlowHello,
 //     FuzzVisitor; a link's dialer can make this node hold no more than a notification: TestDialersArrayIsBounded
+//   - where TLS is required nobody gets a link in clear, and nobody as another node than its certificate's:
+//     TestClearAndTLSDoNotMeet, TestWrongCertificates, TestDialerHearsThatItIsNotBelieved, FuzzVisitorOfATLSPort; its handshake
+//     and its goodbyes hold nobody up: TestSlowHandshake, TestTLSPeerThatDoesNotRead, TestCloseEndsHandshakes
 //   - the session is closed before LinkDown: TestSessionEndsBeforeLinkDown
 //   - nothing is left after Close: TestMain (goroutines), TestNoDescriptorIsLeft
 package peerlink

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/internal/peertls"
 	"github.com/kvxfer/kvxfer/internal/wire"
 	"github.com/kvxfer/kvxfer/rdma"
 	"github.com/kvxfer/kvxfer/xfer"
@@ -58,6 +59,10 @@ type Options struct {
 	MaxHandshakes int // connections in their hello, and again lanes in theirs; 1 to 2^16, default 128
 	MaxQueue      int // frames that wait to be sent on a link, 1 to 2^24, default 16384
 	MaxQueueBytes int // their bytes, at which no more is taken; 1 to 2^40, default 128 MiB, two of the largest frames
+
+	// TLS is this node's certificate and whom it believes. With it every control connection is over TLS, of both directions,
+	// and one in clear is refused; nil: the other way round. Which lanes are taken is the provider's affair.
+	TLS *peertls.Identity
 
 	// Dial connects; default net.Dialer without keepalive.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)

@@ -148,7 +148,7 @@ func (l *link) writeAll(b []byte) error {
 		}
 		flushing := !l.flushBy.IsZero()
 		l.mu.Unlock()
-		n, err := l.conn.Write(b[:min(len(b), writeChunk)])
+		n, err := l.conn.Write(b[:min(len(b), chunk(l.conn))])
 		b = b[n:]
 		if err != nil && (n == 0 || flushing || !isTimeout(err)) {
 			return err

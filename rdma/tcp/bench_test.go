@@ -28,12 +28,15 @@ func report(b *testing.B, s shape) {
 }
 
 // BenchmarkOps moves scatter lists, keeping up to 8 of them in flight.
-func BenchmarkOps(b *testing.B) { benchOps(b, 8) }
+func BenchmarkOps(b *testing.B) { benchOps(b, 8, newPair) }
+
+// BenchmarkOpsOverTLS moves them over lanes that carry TLS.
+func BenchmarkOpsOverTLS(b *testing.B) { benchOps(b, 8, newSecurePair) }
 
 // BenchmarkLatency moves them one after another.
-func BenchmarkLatency(b *testing.B) { benchOps(b, 1) }
+func BenchmarkLatency(b *testing.B) { benchOps(b, 1, newPair) }
 
-func benchOps(b *testing.B, depth int) {
+func benchOps(b *testing.B, depth int, newPair makePair) {
 	for _, kind := range []rdma.OpKind{rdma.OpWrite, rdma.OpRead} {
 		for _, s := range shapes {
 			b.Run(fmt.Sprintf("%s/%s", map[rdma.OpKind]string{rdma.OpWrite: "write", rdma.OpRead: "read"}[kind], s), func(b *testing.B) {

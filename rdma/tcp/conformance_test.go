@@ -9,14 +9,20 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/kvxfer/kvxfer/internal/peertls"
 	"github.com/kvxfer/kvxfer/rdma"
 	"github.com/kvxfer/kvxfer/rdma/fabrictest"
 )
 
 // TestConformance runs the contract's suite. Every session has a relay of its own, which cuts it or holds its bytes.
-func TestConformance(t *testing.T) {
+func TestConformance(t *testing.T) { conform(t, nil) }
+
+// TestConformanceOverTLS runs it over lanes that carry TLS.
+func TestConformanceOverTLS(t *testing.T) { conform(t, newIdentity(t)) }
+
+func conform(t *testing.T, id *peertls.Identity) {
 	fabrictest.Run(t, fabrictest.Harness{New: func(t testing.TB, clock rdma.Clock) fabrictest.Pair {
-		a, b := suiteNode(t, clock), suiteNode(t, clock)
+		a, b := suiteNode(t, clock, id), suiteNode(t, clock, id)
 		var ids atomic.Uint64
 		var mu sync.Mutex
 		relays := map[rdma.Initiator]*relay{}
@@ -27,7 +33,7 @@ func TestConformance(t *testing.T) {
 			s.Target, params, err = to.Accept(s.TargetID)
 			require.NoError(t, err)
 			r := newRelay(t, to.addr)
-			s.Initiator, err = from.Connect(t.Context(), s.InitiatorID, r.ln.Addr().String(), params)
+			s.Initiator, err = from.Connect(peertls.WithPeer(t.Context(), laneNode), s.InitiatorID, r.ln.Addr().String(), params)
 			require.NoError(t, err)
 			mu.Lock()
 			relays[s.Initiator] = r
@@ -55,9 +61,9 @@ type suiteProvider struct {
 	addr string
 }
 
-func suiteNode(t testing.TB, clock rdma.Clock) *suiteProvider {
+func suiteNode(t testing.TB, clock rdma.Clock, id *peertls.Identity) *suiteProvider {
 	// Small windows, so that full ones and several turns are met.
-	p, err := New(Options{Clock: clock, Lanes: 2, MaxInFlight: 64, MaxInFlightLen: 8 << 20})
+	p, err := New(overTLS(id, Options{Clock: clock, Lanes: 2, MaxInFlight: 64, MaxInFlightLen: 8 << 20}))
 	require.NoError(t, err)
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -68,7 +74,7 @@ func suiteNode(t testing.TB, clock rdma.Clock) *suiteProvider {
 			if err != nil {
 				return
 			}
-			wg.Go(func() { _ = p.ServeLane(c, nil) })
+			wg.Go(func() { _ = serveLane(p, id, c, 0) })
 		}
 	})
 	t.Cleanup(func() {

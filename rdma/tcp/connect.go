@@ -2,11 +2,11 @@ package tcp
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"io"
 	"net"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
@@ -18,6 +18,12 @@ func (p *Provider) Connect(ctx context.Context, id rdma.SessionID, addr string, 
 	par, err := parseParams(raw)
 	if err != nil {
 		return nil, err
+	}
+	switch {
+	case par.tls && p.opt.TLS == nil:
+		return nil, fault.New(fault.PermissionDenied, "connect", "the target takes lanes over TLS only, and this node has no certificates")
+	case !par.tls && p.opt.TLSLanes:
+		return nil, fault.New(fault.PermissionDenied, "connect", "this node moves payload over TLS only, and the target takes lanes in clear")
 	}
 	if !p.enter() {
 		return nil, errClosed("connect")
@@ -95,13 +101,16 @@ func (i *initiator) dialLane(ctx context.Context, addr string, par *params, inde
 		return nil, err
 	}
 	l := new(initLane)
-	raw, err := i.p.rawConn(conn)
-	if err == nil {
-		h := hello{minVersion: laneVersion, maxVersion: laneVersion, lane: uint16(index), session: par.session, secret: par.secret}
-		err = exchange(ctx, conn, &h)
+	c, err := i.p.carry(conn)
+	if err == nil && par.tls {
+		c.secure, err = i.p.opt.TLS(ctx, conn)
 	}
 	if err == nil {
-		err = i.p.setup(&l.lane, index, conn, raw)
+		h := hello{minVersion: laneVersion, maxVersion: laneVersion, lane: uint16(index), session: par.session, secret: par.secret}
+		err = exchange(ctx, c, &h)
+	}
+	if err == nil {
+		err = i.p.setup(&l.lane, index, c)
 	}
 	if err != nil {
 		_ = conn.Close()
@@ -110,19 +119,19 @@ func (i *initiator) dialLane(ctx context.Context, addr string, par *params, inde
 		}
 		return nil, err
 	}
-	i.p.tune(conn, raw, "initiator", i.id, index)
+	i.p.tune(c, "initiator", i.id, index)
 	return l, nil
 }
 
 // exchange says the hello and reads the answer. The end of ctx closes the connection.
-func exchange(ctx context.Context, conn net.Conn, h *hello) error {
-	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+func exchange(ctx context.Context, c *carrier, h *hello) error {
+	stop := context.AfterFunc(ctx, func() { _ = c.conn.Close() })
 	defer stop()
-	if _, err := conn.Write(h.bytes()); err != nil {
+	if _, err := c.stream().Write(h.bytes()); err != nil {
 		return err
 	}
 	b := make([]byte, answerLen)
-	if _, err := io.ReadFull(conn, b); err != nil {
+	if _, err := io.ReadFull(c.stream(), b); err != nil {
 		return err
 	}
 	a, err := parseAnswer(b)
@@ -138,29 +147,34 @@ func exchange(ctx context.Context, conn net.Conn, h *hello) error {
 	return nil
 }
 
-// ServeLane takes over a connection that opened with LaneMagic. prefix is what the listener has read of it, at
-// least the magic. ServeLane returns when the hello is over: nil when the connection is a lane, else the reason, with
+// ServeLane takes over a connection that opened with LaneMagic. A connection over TLS is a *tls.Conn whose handshake is over.
+// prefix is what the listener has read of it, at least the magic. ServeLane returns when the hello is over: nil when the connection is a lane, else the reason, with
 // the connection closed. Reasons: DeadlineExceeded (slow hello), ProtocolViolation, VersionMismatch, FeatureRequired,
-// NotFound (no such session), PermissionDenied (wrong secret), AlreadyExists (lane taken), NotSupported (no file
-// descriptor, as under TLS), Closed, PeerLost. The peer is told all of them that come after its whole hello.
+// NotFound (no such session), PermissionDenied (wrong secret; clear where TLS is wanted, or the reverse), AlreadyExists (lane
+// taken), NotSupported (no file descriptor), Closed, PeerLost. The peer is told all of them that come after its whole hello.
 func (p *Provider) ServeLane(conn net.Conn, prefix []byte) error {
+	secure, _ := conn.(*tls.Conn)
+	if secure != nil {
+		conn = secure.NetConn() // what is closed: closing TLS waits for the peer
+	}
 	if !p.enter() {
 		_ = conn.Close()
 		return errClosed("lane")
 	}
 	defer p.wg.Done()
-	err := p.serve(conn, prefix)
+	c, err := p.carry(conn)
+	if err == nil {
+		c.secure = secure
+		err = p.serve(c, prefix)
+	}
 	if err != nil {
 		_ = conn.Close()
 	}
 	return err
 }
 
-func (p *Provider) serve(conn net.Conn, prefix []byte) error {
-	raw, err := p.rawConn(conn)
-	if err != nil {
-		return err
-	}
+func (p *Provider) serve(c *carrier, prefix []byte) error {
+	conn := c.conn
 	if len(prefix) > helloLen {
 		return violation("%d bytes before the answer to the hello, want %d", len(prefix), helloLen)
 	}
@@ -169,12 +183,12 @@ func (p *Provider) serve(conn net.Conn, prefix []byte) error {
 	_ = conn.SetDeadline(time.Now().Add(p.opt.HelloTimeout))
 	b := make([]byte, helloLen)
 	copy(b, prefix)
-	if _, err := io.ReadFull(conn, b[len(prefix):]); err != nil {
+	if _, err := io.ReadFull(c.stream(), b[len(prefix):]); err != nil {
 		return p.helloError(err)
 	}
-	t, l, err := p.admit(b, conn, raw)
+	t, l, err := p.admit(b, c)
 	a := answer{version: laneVersion, status: fault.CodeOf(err)}
-	if _, werr := conn.Write(a.bytes()); werr != nil && err == nil {
+	if _, werr := c.stream().Write(a.bytes()); werr != nil && err == nil {
 		err = p.helloError(werr)
 	}
 	_ = conn.SetDeadline(time.Time{})
@@ -199,10 +213,16 @@ func (p *Provider) helloError(err error) error {
 }
 
 // admit checks a hello and reserves its lane.
-func (p *Provider) admit(b []byte, conn net.Conn, raw syscall.RawConn) (*target, *targetLane, error) {
+func (p *Provider) admit(b []byte, c *carrier) (*target, *targetLane, error) {
 	h, err := parseHello(b)
 	if err != nil {
 		return nil, nil, err
+	}
+	switch {
+	case p.opt.TLSLanes && c.secure == nil:
+		return nil, nil, fault.New(fault.PermissionDenied, "lane", "lanes are taken over TLS only")
+	case !p.opt.TLSLanes && c.secure != nil:
+		return nil, nil, fault.New(fault.PermissionDenied, "lane", "lanes are taken in clear only")
 	}
 	p.mu.Lock()
 	t := p.targets[h.session]
@@ -213,10 +233,10 @@ func (p *Provider) admit(b []byte, conn net.Conn, raw syscall.RawConn) (*target,
 	if !t.secret.equals(&h.secret) {
 		return nil, nil, fault.New(fault.PermissionDenied, "lane", "wrong secret for session %d", h.session)
 	}
-	l, err := t.reserve(int(h.lane), conn, raw)
+	l, err := t.reserve(int(h.lane), c)
 	if err != nil {
 		return nil, nil, err
 	}
-	p.tune(conn, raw, "target", t.id, l.index)
+	p.tune(c, "target", t.id, l.index)
 	return t, l, nil
 }

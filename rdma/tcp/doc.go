@@ -1,5 +1,5 @@
 // Package tcp is the provider of the fabric contract over TCP: scatter lists between registered host memory of two
-// nodes, one system call for many ranges, no copy in user space.
+// nodes, one system call for many ranges, no copy in user space unless lanes carry TLS.
 //
 // Terms. A lane is one TCP connection of a session; a session has a few, and each operation travels on the one with
 // the least to do. Operations become frames (docs/protocol.md has the bytes). A gate stands before every piece
@@ -27,6 +27,10 @@
 //     from that lane. No deadlock can come of it: an initiator's reader never sends and waits for nobody.
 //   - Iovecs hold addresses as numbers and name mapped memory only, control buffers included: see iovec.
 //   - Locks are ordinary mutexes that are held over one system call. Cancel, and a Post beside it, may wait for that.
+//   - A lane may carry TLS (Options.TLSLanes). The kernel cannot place what it cannot decrypt, so such payload is copied twice
+//     more, through buffers of the lane (16 KiB in, 64 KiB out) and of crypto/tls; it is placed by a copy of at most 16 KiB inside the
+//     gate, and nobody is inside while the socket is waited for. Post never writes there itself, since a record cannot be written
+//     in part. A target takes lanes over TLS or in clear, never both, and says which with its parameters; secure.go has it all.
 //   - A half-open connection is not noticed here: the nodes' control connection has the heartbeat, and calls Close.
 //
 // Invariants, each with the test that holds it:
@@ -43,5 +47,7 @@
 //     TestArrivalsThatNobodyPollsHoldTheLaneBack
 //   - no goroutine or descriptor outlives Close: TestProviderCloseLeavesNothing and TestMain
 //   - no allocation for a block: TestNoAllocationPerBlock
+//   - all of this holds over TLS too: TestConformanceOverTLS, TestMemoryFaults; nobody's lane is clear where TLS is wanted, and
+//     a lane's secret goes to the node that is meant: TestLanesAgreeOnTLS, TestLaneOfAnotherNode
 //   - bytes on the wire do not change within a version: TestGoldenFrames
 package tcp

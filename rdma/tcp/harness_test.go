@@ -2,7 +2,6 @@ package tcp
 
 import (
 	"context"
-	"io"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -16,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/internal/peertls"
 	"github.com/kvxfer/kvxfer/rdma"
 )
 
@@ -66,6 +66,11 @@ type node struct {
 }
 
 func newNode(t testing.TB, opt Options, listen string) *node {
+	return newServedNode(t, opt, listen, nil)
+}
+
+// newServedNode makes one whose port speaks TLS where there is an identity.
+func newServedNode(t testing.TB, opt Options, listen string, id *peertls.Identity) *node {
 	p, err := New(opt)
 	require.NoError(t, err)
 	ln, err := net.Listen("tcp", listen)
@@ -79,15 +84,7 @@ func newNode(t testing.TB, opt Options, listen string) *node {
 			if err != nil {
 				return
 			}
-			go func() {
-				b := make([]byte, len(LaneMagic))
-				if _, err := io.ReadFull(c, b); err != nil {
-					_ = c.Close()
-					n.lanes <- err
-					return
-				}
-				n.lanes <- p.ServeLane(c, b)
-			}()
+			go func() { n.lanes <- serveLane(p, id, c, len(LaneMagic)) }()
 		}
 	}()
 	t.Cleanup(func() {
@@ -121,7 +118,7 @@ func (p *pair) connect(t testing.TB, addr string) {
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	ini, err := p.a.Connect(ctx, 2, addr, par)
+	ini, err := p.a.Connect(peertls.WithPeer(ctx, laneNode), 2, addr, par)
 	require.NoError(t, err)
 	p.tgt, p.ini = tgt, ini
 }

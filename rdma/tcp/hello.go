@@ -33,15 +33,22 @@ func (s *secret) equals(o *secret) bool { return subtle.ConstantTimeCompare(s[:]
 // params is what Accept gives to the peer's Connect.
 type params struct {
 	lanes   uint16
+	tls     bool // lanes are taken over TLS only; else in clear only
 	session rdma.SessionID
 	secret  secret
 }
+
+// paramTLS is the one flag of parameters; a reader ignores others.
+const paramTLS = 1
 
 func (p *params) bytes() []byte {
 	b := make([]byte, paramsLen)
 	le := binary.LittleEndian
 	le.PutUint16(b[0:], laneVersion)
 	le.PutUint16(b[2:], p.lanes)
+	if p.tls {
+		le.PutUint32(b[4:], paramTLS)
+	}
 	le.PutUint64(b[8:], uint64(p.session))
 	copy(b[16:], p.secret[:])
 	return b
@@ -59,7 +66,7 @@ func parseParams(b []byte) (params, error) {
 	if len(b) != paramsLen {
 		return p, fault.Invalid("connect", "params", "%d bytes, want %d", len(b), paramsLen)
 	}
-	p.lanes, p.session = le.Uint16(b[2:]), rdma.SessionID(le.Uint64(b[8:]))
+	p.lanes, p.tls, p.session = le.Uint16(b[2:]), le.Uint32(b[4:])&paramTLS != 0, rdma.SessionID(le.Uint64(b[8:]))
 	copy(p.secret[:], b[16:])
 	if p.lanes == 0 || p.lanes > maxLanes {
 		return p, fault.Invalid("connect", "params.lanes", "%d, want 1 to %d", p.lanes, maxLanes)

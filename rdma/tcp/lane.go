@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"crypto/tls"
 	"net"
 	"sync/atomic"
 	"syscall"
@@ -28,15 +29,33 @@ const (
 	laneCtl = 16 << 10
 )
 
+// carrier is the connection of a lane to be.
+type carrier struct {
+	conn   net.Conn // the TCP connection itself, also below TLS: it is what is closed and tuned
+	raw    syscall.RawConn
+	secure *tls.Conn // nil: the bytes travel in clear
+}
+
+// stream carries the hello.
+func (c *carrier) stream() net.Conn {
+	if c.secure != nil {
+		return c.secure
+	}
+	return c.conn
+}
+
 // setup prepares an accepted or dialled connection that is past its hello.
-func (p *Provider) setup(l *lane, index int, conn net.Conn, raw syscall.RawConn) error {
+func (p *Provider) setup(l *lane, index int, c *carrier) error {
 	ctl, err := mapControl(laneCtl)
 	if err != nil {
 		return fault.Wrap(fault.Internal, "map control memory", err)
 	}
-	l.index, l.conn, l.raw, l.ctl = index, conn, raw, ctl
-	l.tx.init(raw, ctl[:txCtl], p.filler)
-	l.rx.init(raw, ctl[txCtl:], p.sink)
+	l.index, l.conn, l.raw, l.ctl = index, c.conn, c.raw, ctl
+	l.tx.init(c.raw, ctl[:txCtl], p.filler)
+	l.rx.init(c.raw, ctl[txCtl:], p.sink)
+	if c.secure != nil {
+		l.tx.secure, l.rx.secure = newSecureTx(c.secure), newSecureRx(c.secure)
+	}
 	l.users.Store(2)
 	return nil
 }
@@ -49,8 +68,8 @@ func (l *lane) unuse() {
 	}
 }
 
-// rawConn gives the descriptor of a connection, with small messages undelayed and the buffers set.
-func (p *Provider) rawConn(conn net.Conn) (syscall.RawConn, error) {
+// carry takes a connection's descriptor, with small messages undelayed.
+func (p *Provider) carry(conn net.Conn) (*carrier, error) {
 	sc, ok := conn.(syscall.Conn)
 	if !ok {
 		return nil, fault.New(fault.NotSupported, "lane", "%T gives no file descriptor", conn)
@@ -62,7 +81,7 @@ func (p *Provider) rawConn(conn net.Conn) (syscall.RawConn, error) {
 	if tc, ok := conn.(*net.TCPConn); ok {
 		_ = tc.SetNoDelay(true)
 	}
-	return raw, nil
+	return &carrier{conn: conn, raw: raw}, nil
 }
 
 // hostBuffer is the most that a lane inside one host gets: there is no round trip to fill, and what lies in a larger
@@ -70,15 +89,15 @@ func (p *Provider) rawConn(conn net.Conn) (syscall.RawConn, error) {
 const hostBuffer = 1 << 20
 
 // tune asks for the buffers and says at debug what the kernel gave.
-func (p *Provider) tune(conn net.Conn, raw syscall.RawConn, role string, id rdma.SessionID, index int) {
+func (p *Provider) tune(c *carrier, role string, id rdma.SessionID, index int) {
 	asked := p.opt.SocketBuffer
-	if a, ok := conn.RemoteAddr().(*net.TCPAddr); ok && a.IP.IsLoopback() {
+	if a, ok := c.conn.RemoteAddr().(*net.TCPAddr); ok && a.IP.IsLoopback() {
 		asked = min(asked, hostBuffer)
 	}
-	_ = raw.Control(func(fd uintptr) {
+	_ = c.raw.Control(func(fd uintptr) {
 		send, receive := setBuffers(fd, asked)
 		p.opt.Logger.Debug("lane attached", "role", role, "session", uint64(id), "lane", index,
-			"asked_bytes", asked, "send_bytes", send, "receive_bytes", receive)
+			"tls", c.secure != nil, "asked_bytes", asked, "send_bytes", send, "receive_bytes", receive)
 	})
 }
 

@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"context"
+	"crypto/tls"
 	"log/slog"
 	"net"
 	"time"
@@ -28,6 +29,13 @@ type Options struct {
 
 	// Dial connects; default net.Dialer. The connection must give its file descriptor (syscall.Conn).
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
+
+	// TLS makes the client's side of TLS on a lane that was dialed; ctx is Connect's. nil: a target that takes lanes over
+	// TLS cannot be dialed. Whoever passes accepted connections to ServeLane makes the server's side.
+	TLS func(ctx context.Context, conn net.Conn) (*tls.Conn, error)
+	// TLSLanes makes a target take lanes over TLS and no others, and Connect refuse targets that take them in clear.
+	// Without it a target takes none over TLS; what a node dials is as its target wants it.
+	TLSLanes bool
 }
 
 func (o *Options) ensureDefaults() {
@@ -75,6 +83,9 @@ func (o *Options) validate() error {
 		if f.v < f.low || f.v > f.high {
 			return fault.Invalid("tcp provider", f.name, "%d, want %d to %d", f.v, f.low, f.high)
 		}
+	}
+	if o.TLSLanes && o.TLS == nil {
+		return fault.Invalid("tcp provider", "TLS", "nil with TLSLanes, want a handshake")
 	}
 	return nil
 }

@@ -314,7 +314,9 @@ func TestArrivalsThatNobodyPollsHoldTheLaneBack(t *testing.T) {
 }
 
 // Memory with a page that nobody may touch: the kernel answers EFAULT, and the lane goes on.
-func TestMemoryFaults(t *testing.T) {
+func TestMemoryFaults(t *testing.T) { clearAndTLS(t, testMemoryFaults) }
+
+func testMemoryFaults(t *testing.T, newPair makePair) {
 	p := newPair(t, 8<<20, Options{Lanes: 1}, Options{})
 	kw, kr := p.grant(t, rdma.AccessWrite, 0), p.grant(t, rdma.AccessRead, 0)
 	pattern(p.src, 1)
@@ -347,7 +349,9 @@ func TestMemoryFaults(t *testing.T) {
 }
 
 // A hole in shared memory with no memory left behind it is the fault that a client can cause.
-func TestHoleInFullTmpfs(t *testing.T) {
+func TestHoleInFullTmpfs(t *testing.T) { clearAndTLS(t, testHoleInFullTmpfs) }
+
+func testHoleInFullTmpfs(t *testing.T, newPair makePair) {
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); err != nil {
 		t.Skipf("this process may not mount a tmpfs: %v", err)

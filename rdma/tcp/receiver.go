@@ -19,6 +19,8 @@ type receiver struct {
 	want int // fill: until have reaches want...
 	max  int // ...taking at most up to max
 
+	secure *secureRx // nil: bytes come straight from the socket
+
 	sink   []byte // where payload goes that nobody may place
 	vec    []iovec
 	first  int
@@ -78,6 +80,9 @@ func (r *receiver) discard(n uint64) error {
 }
 
 func (r *receiver) run() error {
+	if r.secure != nil {
+		return r.runSecure()
+	}
 	r.err = nil
 	if err := r.raw.Read(r.try); err != nil {
 		return err

@@ -13,6 +13,7 @@ type sender struct {
 	try    func(fd uintptr) bool // attempt, bound once so that a frame allocates nothing
 	ctl    []byte                // mapped: header, descriptors or results; the trailer is at its end
 	filler []byte                // zeros, sent in place of payload that may not be read any more
+	secure *secureTx             // nil: bytes go straight to the socket
 
 	vec   []iovec
 	first int // next of vec to send
@@ -60,6 +61,9 @@ func (s *sender) seal() {
 // flush sends what is left of the frame. With wait it returns when the frame is out or the lane is dead; without, it
 // may return false with no error: the socket is full and somebody must flush again.
 func (s *sender) flush(wait bool) (bool, error) {
+	if s.secure != nil {
+		return s.flushSecure(wait)
+	}
 	s.wait = wait
 	if err := s.raw.Write(s.try); err != nil {
 		return false, err

@@ -1,9 +1,7 @@
 package tcp
 
 import (
-	"net"
 	"sync"
-	"syscall"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/rdma"
@@ -36,12 +34,12 @@ func (p *Provider) Accept(id rdma.SessionID) (rdma.Target, []byte, error) {
 		return nil, nil, fault.Invalid("accept", "id", "session %d exists; want a number never used before", id)
 	}
 	p.targets[id] = t
-	par := params{lanes: uint16(p.opt.Lanes), session: id, secret: t.secret}
+	par := params{lanes: uint16(p.opt.Lanes), tls: p.opt.TLSLanes, session: id, secret: t.secret}
 	return t, par.bytes(), nil
 }
 
 // reserve gives a connection its place. begin must follow.
-func (t *target) reserve(index int, conn net.Conn, raw syscall.RawConn) (*targetLane, error) {
+func (t *target) reserve(index int, c *carrier) (*targetLane, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.ended != 0 {
@@ -54,7 +52,7 @@ func (t *target) reserve(index int, conn net.Conn, raw syscall.RawConn) (*target
 		return nil, fault.New(fault.AlreadyExists, "lane", "lane %d is there", index)
 	}
 	l := newTargetLane(t)
-	if err := t.p.setup(&l.lane, index, conn, raw); err != nil {
+	if err := t.p.setup(&l.lane, index, c); err != nil {
 		return nil, err
 	}
 	t.lanes[index] = l

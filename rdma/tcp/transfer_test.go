@@ -190,7 +190,9 @@ func TestRefusals(t *testing.T) {
 
 // Once warm, an operation allocates nothing for its blocks. The bound leaves room for what else runs in the process
 // and for the pool, which the race detector empties at random.
-func TestNoAllocationPerBlock(t *testing.T) {
+func TestNoAllocationPerBlock(t *testing.T) { clearAndTLS(t, testNoAllocationPerBlock) }
+
+func testNoAllocationPerBlock(t *testing.T, newPair makePair) {
 	const blocks = 8192
 	p := newPair(t, blocks*512, Options{}, Options{})
 	for _, access := range []rdma.Access{rdma.AccessWrite, rdma.AccessRead} {

@@ -127,19 +127,19 @@ func TestServerRestartedEmpty(t *testing.T) {
 	na := announce(t, a, "a")
 	require.NoError(t, a.PutCache(rt.Context(t), rt.NewCache("kv")))
 	v := b.View()
-	rt.Until(t, v, "cache", func() bool { return len(v.Caches()) == 1 })
+	rt.Until(t, v, "cache", func() bool { return len(v.Caches(registry.DefaultTenant)) == 1 })
 
 	s.stop(t)
 	rt.Until(t, v, "stale", func() bool { return !v.Connected() })
 	have, ok := v.Node("a")
 	require.True(t, ok, "the view answers while the server is away")
 	assert.Equal(t, na.Epoch, have.Epoch)
-	assert.Len(t, v.Caches(), 1)
+	assert.Len(t, v.Caches(registry.DefaultTenant), 1)
 
 	// What is said while the server is away is refused at once and said later.
 	require.ErrorIs(t, a.PutCache(rt.Context(t), rt.NewCache("kv2")), fault.ErrRegistryUnavailable)
 	require.ErrorIs(t, a.SetDraining(rt.Context(t), true), fault.ErrRegistryUnavailable)
-	require.ErrorIs(t, a.DropCache(rt.Context(t), "kv"), fault.ErrRegistryUnavailable)
+	require.ErrorIs(t, a.DropCache(rt.Context(t), registry.DefaultTenant, "kv"), fault.ErrRegistryUnavailable)
 
 	// From here to the end nothing but the announced changes may happen to the view.
 	done := make(chan struct{})
@@ -161,8 +161,8 @@ func TestServerRestartedEmpty(t *testing.T) {
 	s.start(t)
 	rt.Until(t, v, "all said again", func() bool {
 		n, _ := v.Node("a")
-		_, old := v.Cache("a", "kv")
-		_, made := v.Cache("a", "kv2")
+		_, old := v.Cache("a", registry.DefaultTenant, "kv")
+		_, made := v.Cache("a", registry.DefaultTenant, "kv2")
 		return v.Connected() && n.Draining && made && !old
 	})
 	close(done)
@@ -369,7 +369,7 @@ func TestTwentyNodesConverge(t *testing.T) {
 	all := func(n int) {
 		for _, d := range ds[:n] {
 			v := d.View()
-			rt.Until(t, v, "all nodes", func() bool { return len(v.Nodes()) == n && len(v.Caches()) == n })
+			rt.Until(t, v, "all nodes", func() bool { return len(v.Nodes()) == n && len(v.Caches(registry.DefaultTenant)) == n })
 		}
 	}
 	all(count)

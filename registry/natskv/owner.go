@@ -19,8 +19,8 @@ const claimTimeout = 2 * requestTimeout
 type owner struct {
 	announced bool
 	node      registry.Node
-	revision  uint64 // of our node entry as we last wrote it, 0: none that we know of
-	caches    map[string]*ownCache
+	revision  uint64               // of our node entry as we last wrote it, 0: none that we know of
+	caches    map[string]*ownCache // by key
 	dropped   map[string]time.Time // keys of withdrawn caches still to be removed, and when they are gone anyway
 	lost      error                // NameTaken, once another epoch holds our name
 	failing   bool                 // an outage was logged
@@ -193,7 +193,7 @@ func (d *Directory) PutCache(ctx context.Context, c registry.Cache) error {
 		return atOp(op, err)
 	}
 	oc := &ownCache{key: c.Key().String(), raw: raw}
-	o.caches[c.Name] = oc
+	o.caches[oc.key] = oc
 	delete(o.dropped, oc.key)
 	if err := d.ready(op); err != nil {
 		return err
@@ -206,7 +206,7 @@ func (d *Directory) PutCache(ctx context.Context, c registry.Cache) error {
 }
 
 // DropCache withdraws a cache of the announced node.
-func (d *Directory) DropCache(ctx context.Context, name string) error {
+func (d *Directory) DropCache(ctx context.Context, tenant, name string) error {
 	const op = "drop cache"
 	ctx, end, err := d.begin(ctx, op, true)
 	if err != nil {
@@ -214,16 +214,17 @@ func (d *Directory) DropCache(ctx context.Context, name string) error {
 	}
 	defer end()
 	o := &d.owner
-	oc := o.caches[name]
-	if oc == nil {
+	c := registry.Cache{Node: o.node.Name, Epoch: o.node.Epoch, Tenant: tenant, Name: name}
+	key := c.Key().String()
+	if o.caches[key] == nil {
 		return &fault.Error{Code: fault.NotFound, Op: op, Region: name, Detail: "this node has published no such cache"}
 	}
-	delete(o.caches, name)
-	o.dropped[oc.key] = time.Now().Add(d.cacheTTL())
+	delete(o.caches, key)
+	o.dropped[key] = time.Now().Add(d.cacheTTL())
 	if err := d.ready(op); err != nil {
 		return err
 	}
-	if err := d.dropCache(ctx, oc.key); err != nil {
+	if err := d.dropCache(ctx, key); err != nil {
 		poke(d.beat)
 		return unavailable(ctx, op, err)
 	}

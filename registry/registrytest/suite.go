@@ -39,6 +39,7 @@ func Run(t *testing.T, start func(t *testing.T) Harness) {
 		"DeadNodeVanishes":           deadNodeVanishes,
 		"Draining":                   draining,
 		"Caches":                     caches,
+		"Tenants":                    tenants,
 		"CachesOfAnOldEpoch":         cachesOfAnOldEpoch,
 		"ManyCaches":                 manyCaches,
 		"BadInput":                   badInput,
@@ -66,7 +67,7 @@ func NewNode(name string) registry.Node {
 // NewCache makes a valid cache.
 func NewCache(name string) registry.Cache {
 	return registry.Cache{
-		Name: name, ID: "id-" + name, Model: "org/model", Revision: "r1", Compat: "c1", Layout: json.RawMessage(`{"layers":30}`),
+		Tenant: registry.DefaultTenant, Name: name, ID: "id-" + name, Model: "org/model", Revision: "r1", Compat: "c1", Layout: json.RawMessage(`{"layers":30}`),
 		MemoryKind: "memfd", NumBlocks: 8, BlockBytes: 4096, Bytes: 32768,
 	}
 }
@@ -84,7 +85,7 @@ func Until(t *testing.T, v *registry.View, what string, cond func() bool) {
 		select {
 		case <-changed:
 		case <-timeout.C:
-			require.FailNow(t, "waited in vain", "%s; nodes %v, caches %v, connected %v", what, v.Nodes(), v.Caches(), v.Connected())
+			require.FailNow(t, "waited in vain", "%s; nodes %v, caches %v, connected %v", what, v.Nodes(), v.Caches(registry.DefaultTenant), v.Connected())
 		}
 	}
 }
@@ -179,10 +180,10 @@ func takeOver(t *testing.T, h Harness) {
 	n := NewNode("n")
 	require.NoError(t, b.Announce(Context(t), n, registry.TakeOver{OldEpoch: old.Epoch}))
 	Sees(t, c.View(), n)
-	assert.Empty(t, c.View().Caches(), "the old epoch's caches went with it")
+	assert.Empty(t, c.View().Caches(registry.DefaultTenant), "the old epoch's caches went with it")
 	require.NoError(t, b.PutCache(Context(t), NewCache("kv")))
 	Until(t, c.View(), "the new epoch's cache", func() bool {
-		kv, ok := c.View().Cache("n", "kv")
+		kv, ok := c.View().Cache("n", registry.DefaultTenant, "kv")
 		return ok && kv.Epoch == n.Epoch
 	})
 }
@@ -219,7 +220,7 @@ func nameFree(t *testing.T, h Harness) {
 	require.NoError(t, a.Close(Context(t)))
 	assert.False(t, a.View().Connected())
 	Misses(t, b.View(), "n")
-	assert.Empty(t, b.View().Caches())
+	assert.Empty(t, b.View().Caches(registry.DefaultTenant))
 	announce(t, b, NewNode("n"))
 }
 
@@ -227,11 +228,11 @@ func deadNodeVanishes(t *testing.T, h Harness) {
 	a, b := h.Open(t), h.Open(t)
 	n := announce(t, a, NewNode("n"))
 	require.NoError(t, a.PutCache(Context(t), NewCache("kv")))
-	Until(t, b.View(), "cache", func() bool { return len(b.View().Caches()) == 1 })
+	Until(t, b.View(), "cache", func() bool { return len(b.View().Caches(registry.DefaultTenant)) == 1 })
 	Sees(t, b.View(), n)
 	Kill(a)
 	Misses(t, b.View(), "n")
-	assert.Empty(t, b.View().Caches())
+	assert.Empty(t, b.View().Caches(registry.DefaultTenant))
 	assert.True(t, b.View().Connected())
 	announce(t, b, NewNode("n"))
 }
@@ -255,25 +256,47 @@ func caches(t *testing.T, h Harness) {
 	require.NoError(t, a.PutCache(Context(t), NewCache("y.z")))
 	require.NoError(t, a.PutCache(Context(t), NewCache("y-z")))
 	v := c.View()
-	Until(t, v, "three caches", func() bool { return len(v.Caches()) == 3 })
+	Until(t, v, "three caches", func() bool { return len(v.Caches(registry.DefaultTenant)) == 3 })
 	var keys []registry.Key
-	for _, kv := range v.Caches() {
+	for _, kv := range v.Caches(registry.DefaultTenant) {
 		keys = append(keys, kv.Key())
 	}
-	assert.Equal(t, []registry.Key{{Node: "a", Epoch: na.Epoch, Cache: "y-z"}, {Node: "a", Epoch: na.Epoch, Cache: "y.z"}, {Node: "b", Epoch: nb.Epoch, Cache: "x"}}, keys)
+	assert.Equal(t, []registry.Key{{Node: "a", Epoch: na.Epoch, Tenant: registry.DefaultTenant, Cache: "y-z"}, {Node: "a", Epoch: na.Epoch, Tenant: registry.DefaultTenant, Cache: "y.z"}, {Node: "b", Epoch: nb.Epoch, Tenant: registry.DefaultTenant, Cache: "x"}}, keys)
 
 	want := NewCache("x")
 	want.NumBlocks, want.Node, want.Epoch = 99, "b", nb.Epoch
 	require.NoError(t, b.PutCache(Context(t), want), "replaced, with its owner's names given")
 	want.Format = registry.Format
-	Until(t, v, "99 blocks", func() bool { kv, ok := v.Cache("b", "x"); return ok && kv.NumBlocks == 99 })
-	have, _ := v.Cache("b", "x")
+	Until(t, v, "99 blocks", func() bool { kv, ok := v.Cache("b", registry.DefaultTenant, "x"); return ok && kv.NumBlocks == 99 })
+	have, _ := v.Cache("b", registry.DefaultTenant, "x")
 	assert.Equal(t, want, have)
 
-	require.NoError(t, a.DropCache(Context(t), "y.z"))
-	Until(t, v, "dropped", func() bool { _, ok := v.Cache("a", "y.z"); return !ok })
-	require.ErrorIs(t, a.DropCache(Context(t), "y.z"), fault.ErrNotFound)
-	assert.Len(t, v.Caches(), 2)
+	require.NoError(t, a.DropCache(Context(t), registry.DefaultTenant, "y.z"))
+	Until(t, v, "dropped", func() bool { _, ok := v.Cache("a", registry.DefaultTenant, "y.z"); return !ok })
+	require.ErrorIs(t, a.DropCache(Context(t), registry.DefaultTenant, "y.z"), fault.ErrNotFound)
+	assert.Len(t, v.Caches(registry.DefaultTenant), 2)
+}
+
+func tenants(t *testing.T, h Harness) {
+	a, b := h.Open(t), h.Open(t)
+	announce(t, a, NewNode("n"))
+	for i, tenant := range []string{"", "blue", "_.-"} {
+		c := NewCache("kv")
+		c.Tenant, c.NumBlocks = tenant, i+1
+		require.NoError(t, a.PutCache(Context(t), c))
+	}
+	v := b.View()
+	for i, tenant := range []string{registry.DefaultTenant, "blue", "_.-"} {
+		Until(t, v, "the tenant's cache", func() bool { c, ok := v.Cache("n", tenant, "kv"); return ok && c.NumBlocks == i+1 })
+		require.Len(t, v.Caches(tenant), 1)
+		assert.Equal(t, tenant, v.Caches(tenant)[0].Tenant)
+	}
+	assert.Empty(t, v.Caches("green"))
+	require.ErrorIs(t, a.DropCache(Context(t), "green", "kv"), fault.ErrNotFound)
+	require.NoError(t, a.DropCache(Context(t), "blue", "kv"))
+	Until(t, v, "dropped", func() bool { return len(v.Caches("blue")) == 0 })
+	assert.Len(t, v.Caches(registry.DefaultTenant), 1)
+	assert.Len(t, v.Caches("_.-"), 1)
 }
 
 func cachesOfAnOldEpoch(t *testing.T, h Harness) {
@@ -286,9 +309,9 @@ func cachesOfAnOldEpoch(t *testing.T, h Harness) {
 	h.PutRaw(t, stray.Key().String(), raw)
 	require.NoError(t, a.PutCache(Context(t), NewCache("kv")))
 	b := h.Open(t)
-	Until(t, b.View(), "own cache", func() bool { _, ok := b.View().Cache("n", "kv"); return ok })
-	assert.Len(t, b.View().Caches(), 1)
-	_, ok := b.View().Cache("n", "stray")
+	Until(t, b.View(), "own cache", func() bool { _, ok := b.View().Cache("n", registry.DefaultTenant, "kv"); return ok })
+	assert.Len(t, b.View().Caches(registry.DefaultTenant), 1)
+	_, ok := b.View().Cache("n", registry.DefaultTenant, "stray")
 	assert.False(t, ok)
 }
 
@@ -299,7 +322,7 @@ func manyCaches(t *testing.T, h Harness) {
 	for i := range count {
 		require.NoError(t, a.PutCache(Context(t), NewCache("kv-"+string(rune('a'+i%26))+string(rune('a'+i/26)))))
 	}
-	Until(t, b.View(), "all caches", func() bool { return len(b.View().Caches()) == count })
+	Until(t, b.View(), "all caches", func() bool { return len(b.View().Caches(registry.DefaultTenant)) == count })
 }
 
 func badInput(t *testing.T, h Harness) {
@@ -357,7 +380,7 @@ func garbageIsIgnored(t *testing.T, h Harness) {
 	Sees(t, late.View(), last)
 	for _, v := range []*registry.View{b.View(), late.View()} {
 		assert.Len(t, v.Nodes(), 2)
-		assert.Empty(t, v.Caches())
+		assert.Empty(t, v.Caches(registry.DefaultTenant))
 	}
 }
 
@@ -390,7 +413,7 @@ func lost(t *testing.T, h Harness) {
 	for _, v := range []*registry.View{a.View(), b.View(), late.View()} {
 		Sees(t, v, na)
 		Sees(t, v, nb)
-		Until(t, v, "cache again", func() bool { _, ok := v.Cache("a", "kv"); return ok && v.Connected() })
+		Until(t, v, "cache again", func() bool { _, ok := v.Cache("a", registry.DefaultTenant, "kv"); return ok && v.Connected() })
 	}
 	for _, d := range []registry.Directory{a, b} {
 		select {

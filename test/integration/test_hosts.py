@@ -8,10 +8,12 @@ import shutil
 import time
 from collections.abc import Iterator
 from typing import Any
+from pathlib import Path
 
 import kvxfer
 import pytest
 
+from certificates import Certificates
 from conftest import Start
 from daemon import PATIENCE, Daemon, until
 from hosts import INTERFACE, IPV4, IPV6, Host, Pair
@@ -79,7 +81,7 @@ def test_addresses(
     nodes = []
     for i, host in enumerate(hosts):
         fill = {"{4}": IPV4[i], "{6}": IPV6[i]}
-        args = ["--listen", listen] + (["--advertise", advertise] if advertise else [])
+        args = ["--insecure-peers", "--listen", listen] + (["--advertise", advertise] if advertise else [])
         for key, value in fill.items():
             args = [a.replace(key, value) for a in args]
         nodes.append(daemon(f"n{i}", *args, prefix=host.prefix))
@@ -90,25 +92,35 @@ def test_addresses(
 
 def test_ipv6_alone(hosts6: list[Host], daemon: Start, rng: random.Random) -> None:
     near, far = hosts6
-    first = daemon("n0", "--listen", f"{INTERFACE}:0", "--nats-listen", f"{INTERFACE}:0", prefix=near.prefix)
+    more = ["--insecure-peers", "--nats-listen", f"{INTERFACE}:0"]
+    first = daemon("n0", "--listen", f"{INTERFACE}:0", *more, prefix=near.prefix)
     assert first.info["nats_url"].startswith(f"nats://[{IPV6[0]}]:")
-    second = daemon("n1", "--listen", INTERFACE, "--nats", first.info["nats_url"], prefix=far.prefix)
+    more = ["--insecure-peers", "--nats", first.info["nats_url"]]
+    second = daemon("n1", "--listen", INTERFACE, *more, prefix=far.prefix)
     assert second.info["peer_addr"] == f"[{IPV6[1]}]:7420"
     both_ways([first, second], rng)
 
 
-def test_registry_of_the_other_host(hosts: list[Host], daemon: Start, rng: random.Random) -> None:
+def test_registry_of_the_other_host(
+    hosts: list[Host], daemon: Start, rng: random.Random, tmp_path: Path
+) -> None:
+    """Over TLS: the certificates name the nodes, whatever addresses they are dialed by."""
     near, far = hosts
-    first = daemon("n0", "--listen", INTERFACE, "--nats-listen", f"{INTERFACE}:0", prefix=near.prefix)
-    second = daemon("n1", "--listen", INTERFACE, "--nats", first.info["nats_url"], prefix=far.prefix)
+    certs = Certificates(tmp_path / "certs", "ca/n0=n0", "ca/n1=n1")
+    more = [*certs.flags("ca/n0", "--tls-lanes"), "--nats-listen", f"{INTERFACE}:0"]
+    first = daemon("n0", "--listen", INTERFACE, *more, prefix=near.prefix)
+    more = [*certs.flags("ca/n1", "--tls-lanes"), "--nats", first.info["nats_url"]]
+    second = daemon("n1", "--listen", INTERFACE, *more, prefix=far.prefix)
     for node in (first, second):
+        assert "neither encrypted" not in node.log()
         with node.connect() as client:
             until("both to be seen", lambda c=client: sorted(c.status().nodes) == ["n0", "n1"])  # type: ignore[misc]
     both_ways([first, second], rng)
 
 
 def test_link_down(hosts: list[Host], daemon: Start, rng: random.Random) -> None:
-    nodes = [daemon(f"n{i}", "--listen", INTERFACE, prefix=host.prefix) for i, host in enumerate(hosts)]
+    args = ["--listen", INTERFACE, "--insecure-peers"]
+    nodes = [daemon(f"n{i}", *args, prefix=host.prefix) for i, host in enumerate(hosts)]
     with nodes[0].connect() as left, nodes[1].connect() as right:
         source, target = allocate(left, "source"), allocate(right, "target")
         push, lease = begin(source, target)
@@ -145,7 +157,8 @@ def test_link_down(hosts: list[Host], daemon: Start, rng: random.Random) -> None
 
 
 def test_nobody_listens(hosts: list[Host], daemon: Start) -> None:
-    nodes = [daemon(f"n{i}", "--listen", INTERFACE, prefix=host.prefix) for i, host in enumerate(hosts)]
+    args = ["--listen", INTERFACE, "--insecure-peers"]
+    nodes = [daemon(f"n{i}", *args, prefix=host.prefix) for i, host in enumerate(hosts)]
     with nodes[0].connect() as left, nodes[1].connect() as right:
         source = allocate(left, "source")
         ticket = allocate(right, "target").lease([0]).ticket

@@ -27,4 +27,7 @@
 //   - one transfer owns a whole, by whichever part it came: TestWholeIsOwnedOnce; a whole is committed on every part or
 //     on none, and ends once: TestWholeCommitsOnAllOrNone, TestRandomWholesEnd
 //   - every machine ends, whatever the order of events: TestRandomHistoriesEnd
+//   - Clone and AppendKey say all that decides what comes: TestKeysMeanTheFuture
+//
+// What the machines promise together, with memory, crashes and a bad network around them, is looked for by xfer/explore.
 package protocol

@@ -103,7 +103,7 @@ func (w *World) newNode(name string, c *clock, files *vfs.MemFS) *Node {
 type noDirectory struct{}
 
 func (noDirectory) PutCache(xfer.CacheEntry) {}
-func (noDirectory) DropCache(string)         {}
+func (noDirectory) DropCache(string, string) {}
 
 // Pass lets time go by and waits until nothing moves that time alone does not move.
 func (w *World) Pass(d time.Duration) {

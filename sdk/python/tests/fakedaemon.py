@@ -254,7 +254,7 @@ class FakeDaemon:
                     "min_version": 1,
                     "max_version": 1,
                     "version": 1,
-                    "tenant": b["tenant"],
+                    "tenant": b["tenant"] or "default",
                     "software": "kvxfer 0.1.0",
                     "node": d.node,
                     "epoch": d.epoch,

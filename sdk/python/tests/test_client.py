@@ -21,7 +21,8 @@ from kvxfer import _client
 
 def test_hello(daemon: FakeDaemon, client: kvxfer.Client) -> None:
     body = daemon.wait_for(fd.HELLO)[0].body
-    assert body["process"] == "test" and body["pid"] == os.getpid() and body["tenant"] == "default"
+    assert body["process"] == "test" and body["pid"] == os.getpid() and body["tenant"] == ""
+    assert client.tenant == "default"
     assert (client.node, client.epoch, client.version, client.boot_id) == ("node-a", "e0" * 16, 1, "boot-1")
     assert client.ping() >= 0
     status = client.status()

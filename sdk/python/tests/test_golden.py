@@ -31,7 +31,7 @@ def test_frames_sent(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(_trace, "new_span_id", lambda: fd.PARENT_ID)
     with monkeypatch.context() as m:
         m.setattr(os, "getpid", lambda: 4242)
-        client = kvxfer.connect(daemon.path, process="test")
+        client = kvxfer.connect(daemon.path, process="test", tenant="default")
     with client:
         cache = client.allocate_cache(
             "c0",

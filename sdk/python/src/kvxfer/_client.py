@@ -55,7 +55,7 @@ def connect(
     socket: str | os.PathLike[str] | None = None,
     *,
     timeout: float = 5.0,
-    tenant: str = "default",
+    tenant: str = "",
     process: str | None = None,
 ) -> Client:
     """Attaches this process to its node's daemon.
@@ -65,7 +65,7 @@ def connect(
             /run/kvxfer/kvxfer.sock for root, $XDG_RUNTIME_DIR/kvxfer/kvxfer.sock where that is set,
             /tmp/kvxfer-<uid>/kvxfer.sock.
         timeout: seconds to connect, and for the answer to each later request that has no time-out of its own.
-        tenant: 1..64 of [A-Za-z0-9_.-].
+        tenant: 1..64 of [A-Za-z0-9_.-], one that the daemon lets this user name; empty: the daemon's own.
         process: this process's name in traces; None: the program's name.
 
     Raises:
@@ -74,7 +74,8 @@ def connect(
     """
     if sys.byteorder != "little":
         raise NotSupported("this host is big-endian", op="connect")
-    check_name("connect", "tenant", tenant)
+    if tenant:
+        check_name("connect", "tenant", tenant)
     if process is None:
         process = os.path.basename(sys.argv[0] if sys.argv else "") or "python"
     path = os.fspath(default_socket() if socket is None else socket)
@@ -94,7 +95,7 @@ class Client:
     Attributes:
         socket: path of the daemon's socket.
         timeout: seconds for the answer to a request.
-        tenant: as given to connect.
+        tenant: as given to connect; where none was given, the daemon's own.
         process: this process's name in traces.
     """
 
@@ -111,6 +112,7 @@ class Client:
         self._old: list[Session] = []  # lost ones whose daemon may still touch memory
         self._closed = False
         self._session = self._greet(time.monotonic() + timeout)
+        self.tenant = self._session.tenant or tenant  # what reconnect will ask for
 
     def __enter__(self) -> Client:
         return self

@@ -52,7 +52,7 @@ class Session:
         self._completed = completed
         self._leases: dict[int, LeaseHandle] = {}
         self._pushes: dict[int, PushHandle] = {}
-        self.node = self.epoch = self.boot_id = self.software = ""
+        self.node = self.epoch = self.boot_id = self.software = self.tenant = ""
         self.version = 0
 
     def hello(self, body: dict[str, Any], timeout: float) -> None:
@@ -72,6 +72,7 @@ class Session:
             )
         self.node, self.epoch = wire.get(b, "node", ""), wire.get(b, "epoch", "")
         self.boot_id, self.software = wire.get(b, "boot_id", ""), wire.get(b, "software", "")
+        self.tenant = wire.get(b, "tenant", "")
 
     # Owner of pending things.
 

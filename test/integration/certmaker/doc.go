@@ -1,0 +1,7 @@
+// Command certmaker makes the certificates of the integration tests, which so need no tool that a machine may lack:
+//
+//	certmaker DIR AUTHORITY/FOLDER=NODE[,expired][,trusts:AUTHORITY+AUTHORITY]...
+//
+// Each argument writes node.crt, node.key and ca.crt into DIR/AUTHORITY/FOLDER: a certificate of AUTHORITY for NODE, and whom its
+// holder trusts (AUTHORITY alone unless others are said). An authority lives as long as the command: its key is written nowhere.
+package main
