@@ -56,6 +56,9 @@ type Cache struct {
 	Compat     string          `json:"compat,omitempty"`   // caches with different values cannot exchange blocks
 	Layout     json.RawMessage `json:"layout,omitempty"`
 	MemoryKind string          `json:"memory_kind,omitempty"`
+	Instance   string          `json:"instance,omitempty"` // the engine whose rank it is, "" for none
+	Rank       int             `json:"rank,omitempty"`     // of Ranks
+	Ranks      int             `json:"ranks,omitempty"`    // ranks of the engine; 0 without Instance
 	NumBlocks  int             `json:"num_blocks"`
 	BlockBytes int64           `json:"block_bytes"`
 	Bytes      int64           `json:"bytes"`
@@ -101,6 +104,7 @@ func (c *Cache) Validate() error {
 	}
 	for _, f := range [...]struct{ name, s string }{
 		{"id", c.ID}, {"model", c.Model}, {"revision", c.Revision}, {"compat", c.Compat}, {"memory_kind", c.MemoryKind},
+		{"instance", c.Instance},
 	} {
 		if err := checkText(f.name, f.s); err != nil {
 			return err
@@ -109,7 +113,7 @@ func (c *Cache) Validate() error {
 	for _, f := range [...]struct {
 		name string
 		n    int64
-	}{{"num_blocks", int64(c.NumBlocks)}, {"block_bytes", c.BlockBytes}, {"bytes", c.Bytes}} {
+	}{{"rank", int64(c.Rank)}, {"ranks", int64(c.Ranks)}, {"num_blocks", int64(c.NumBlocks)}, {"block_bytes", c.BlockBytes}, {"bytes", c.Bytes}} {
 		if f.n < 0 {
 			return fault.Invalid("", f.name, "%d is negative: allowed is 0 and more", f.n)
 		}

@@ -25,6 +25,7 @@ func cache(node, epoch, name string) registry.Cache {
 	return registry.Cache{
 		Format: registry.Format, Node: node, Epoch: epoch, Tenant: registry.DefaultTenant, Name: name, ID: "17", Model: "org/model", Revision: "main", Compat: "c",
 		Layout: json.RawMessage(`{"layers":30}`), MemoryKind: "memfd", NumBlocks: 4, BlockBytes: 16, Bytes: 64,
+		Instance: "decode", Rank: 1, Ranks: 2,
 	}
 }
 
@@ -54,7 +55,7 @@ func TestGoldenEntries(t *testing.T) {
 	c := cache("n", epochA, "kv")
 	raw, err = c.Encode()
 	require.NoError(t, err)
-	assert.Equal(t, `{"format":1,"node":"n","epoch":"0123456789abcdef0123456789abcdef","name":"kv","id":"17","model":"org/model","revision":"main","compat":"c","layout":{"layers":30},"memory_kind":"memfd","num_blocks":4,"block_bytes":16,"bytes":64}`, string(raw))
+	assert.Equal(t, `{"format":1,"node":"n","epoch":"0123456789abcdef0123456789abcdef","name":"kv","id":"17","model":"org/model","revision":"main","compat":"c","layout":{"layers":30},"memory_kind":"memfd","instance":"decode","rank":1,"ranks":2,"num_blocks":4,"block_bytes":16,"bytes":64}`, string(raw))
 }
 
 func TestBadFieldsAreNamed(t *testing.T) {
@@ -87,6 +88,10 @@ func TestBadFieldsAreNamed(t *testing.T) {
 		"revision":    func(c *registry.Cache) { c.Revision = long },
 		"compat":      func(c *registry.Cache) { c.Compat = long },
 		"memory_kind": func(c *registry.Cache) { c.MemoryKind = long },
+		"tenant":      func(c *registry.Cache) { c.Tenant = long },
+		"instance":    func(c *registry.Cache) { c.Instance = long },
+		"rank":        func(c *registry.Cache) { c.Rank = -1 },
+		"ranks":       func(c *registry.Cache) { c.Ranks = -1 },
 		"num_blocks":  func(c *registry.Cache) { c.NumBlocks = -1 },
 		"block_bytes": func(c *registry.Cache) { c.BlockBytes = -1 },
 		"bytes":       func(c *registry.Cache) { c.Bytes = -1 },

@@ -19,7 +19,25 @@ func (e *Engine) onBind(ls *linkState, request uint64, b wire.Bind) {
 		ls.refuse(request, fe)
 		return
 	}
-	g.bind(&bindRequest{ls: ls, request: request, transfer: b.Transfer, attempt: b.Attempt, parent: b.Traceparent}, e.millis(b.RemainingMillis))
+	req, deadline := &bindRequest{ls: ls, request: request, transfer: b.Transfer, attempt: b.Attempt, parent: b.Traceparent}, e.millis(b.RemainingMillis)
+	if pt := g.terms().part; pt != nil {
+		pt.bind(req, deadline)
+		return
+	}
+	g.bind(req, deadline)
+}
+
+// attempt names a BIND's transfer.
+func (p *permit) attempt(b *bindRequest) attemptKey {
+	return attemptKey{p.client.info.Tenant, b.transfer}
+}
+
+// wholeID is the same for all parts of an instance's lease.
+func (p *permit) wholeID() [16]byte {
+	if p.part != nil {
+		return p.part.whole
+	}
+	return p.grantID
 }
 
 func (e *Engine) checkBind(ls *linkState, b wire.Bind) (grant, error) {
@@ -45,7 +63,13 @@ func (e *Engine) checkBind(ls *linkState, b wire.Bind) (grant, error) {
 	if draining {
 		return nil, fault.New(fault.Draining, "bind", "node %s is shutting down", e.o.Node)
 	}
-	return g, p.fits(b)
+	if err := p.fits(b); err != nil || p.mode != wire.ModeWrite || p.cache == nil {
+		return g, err
+	}
+	// Before a part's asker is asked: a refusal here must not give the lease to this transfer.
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return g, e.attempts.check(attemptKey{p.client.info.Tenant, b.Transfer}, p.wholeID(), b.Attempt)
 }
 
 // opens compares the secret of a ticket, in constant time.

@@ -21,6 +21,7 @@ type client struct {
 	gone      bool
 	regions   map[uint64]*region
 	leases    int
+	opens     int // read leases that it opened by keys on this node
 	transfers int
 }
 
@@ -117,6 +118,7 @@ func (e *Engine) ClientGone(id ClientID) {
 		regions = append(regions, r)
 	}
 	e.mu.Unlock()
+	e.abandonWholes(c)
 	e.wg.Go(func() {
 		for _, r := range regions {
 			e.mu.Lock()
@@ -348,7 +350,9 @@ func (e *Engine) RegisterCache(ctx context.Context, id ClientID, r wire.Register
 	ca.store = store
 	e.caches[ca.id] = ca
 	e.mu.Unlock()
-	e.o.Directory.PutCache(CacheEntry{Tenant: c.info.Tenant, Name: r.Name, ID: hex16(ca.key), MemoryKind: reg.mapping.Memory().Kind.String(), Spec: r})
+	public := r
+	public.InstanceKey = nil
+	e.o.Directory.PutCache(CacheEntry{Name: r.Name, ID: hex16(ca.key), MemoryKind: reg.mapping.Memory().Kind.String(), Tenant: c.info.Tenant, Spec: public})
 	e.o.Logger.Info("cache registered", "cache", r.Name, "model", r.Model, "layout", r.Layout.String(), "blocks", r.NumBlocks, "served", len(served))
 	return wire.CacheInfo{Cache: ca.id, BlockBytes: r.Layout.BlockBytes()}, served, nil
 }

@@ -12,6 +12,8 @@ import (
 type Sink interface {
 	LayersVisible(wire.LayersVisible)
 	LeaseEnded(ev wire.LeaseEvent, notification []byte)
+	// Granted comes before any other event of a lease that another process of the client's engine asked for.
+	Granted(ev wire.GrantedEvent, blocks []uint32)
 	TransferEnded(wire.TransferEvent)
 	Released(wire.Released)
 	HolderEnded(ev wire.HolderEvent, notification []byte)
@@ -72,11 +74,28 @@ type Directory interface {
 	DropCache(tenant, name string)
 }
 
-// CacheEntry is what other nodes may know of a cache.
+// CacheEntry is what other nodes may know of a cache. Spec has no instance key.
 type CacheEntry struct {
 	Tenant     string
 	Name       string
 	ID         string
 	MemoryKind string
 	Spec       wire.RegisterCache
+}
+
+// Finder is what the directory knows of other nodes' caches. It answers from memory, never waits and may be stale: who
+// is found is asked, and answers for itself.
+type Finder interface {
+	// Ranks lists the caches of a tenant that are ranks of an instance, in no order.
+	Ranks(tenant, instance string) []Rank
+	// Holders lists the nodes that have a cache of a model and tenant, each once, in no order.
+	Holders(tenant, model string) []PeerRef
+}
+
+// Rank is where one rank of an instance is.
+type Rank struct {
+	Peer  PeerRef
+	Cache string
+	Rank  uint32
+	Ranks uint32 // of the instance
 }

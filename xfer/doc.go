@@ -9,8 +9,11 @@
 //
 // The engine knows other parts by contract.go only; package internal/node composes them.
 //
-// Locks, in the order in which they may be taken: a grant's or transfer's own lock, then a cache's, then an out queue's or
-// a link's, then the engine's. Nothing is called back under the engine's lock.
+// An instance's lease is a whole at the node that was asked (the asker), and a part, which is a lease or an offer of the
+// rank's client, at each owner. A claim is a BIND that waits for the asker's word: one transfer owns all parts.
+//
+// Locks, in the order in which they may be taken: a grant's or transfer's own lock, then a whole's, then
+// a part's, then a cache's, then an out queue's or a link's, then the engine's. Nothing is called back under the engine's lock.
 //
 // Invariants, each with the test that holds it:
 //   - blocks end COMMITTED with the source's bytes, or FREE behind a fence: TestPushOverTCP, TestEveryEndIsTyped
@@ -25,6 +28,16 @@
 //   - a second BIND cannot move a fence: TestSecondBindNeverMovesTheFence
 //   - a client's memory is unmapped only after the last fence on it: TestClientDeathKeepsMemoryUntilFenced
 //   - blocks under a lease or held by a push are not leased again: TestBusyBlocksAreRefused
+//   - an instance's lease is granted on every rank or on none: TestInstanceLeaseIsAllOrNone; one transfer owns it everywhere:
+//     TestSecondTransferIsRefusedOnEveryRank, TestOneTransferWinsEverywhere; it is committed everywhere or nowhere, whoever
+//     is lost: TestOneRankFailsTheWhole, TestAskerIsLost, TestWhatIsKeptOutlivesTheAsker
+//   - a part is bound only on its asker's word, and what waits for it ends: TestBindWaitsForTheAskersWord, TestClaimEnds; who
+//     asks and who grants wrongly changes nothing: TestGrantIsChecked, TestOwnersThatAnswerWrongly
+//   - a transfer's older attempt binds nothing, a newer one waits for the fence: TestRetryNeedsAFenceAndAHigherAttempt; what
+//     is remembered of them is bounded: TestAttemptsAreBounded
+//   - a lookup finds what is COMMITTED now, of caches that fit: TestLookupAgainstNaiveModel, TestKeysAfterARegistration
+//   - who opens blocks by their keys reads them held throughout, and uses up nothing of their owner:
+//     TestOpenReadsPublishedBlocks, TestOpensHaveTheirOwnQuota
 //   - a ticket is bound once, and only with its secret: TestTicketIsBoundOnce; nothing crosses tenants: TestNothingCrossesTenants
 //   - no bytes move between caches that differ: TestMismatchMovesNothing
 //   - a pull commits what the source held throughout, or leaves its blocks FREE: TestPullOverTCP, TestReadLeaseEnds

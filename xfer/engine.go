@@ -37,6 +37,7 @@ type Options struct {
 	Store     *blockdb.DB
 	Dialer    Dialer
 	Directory Directory
+	Finder    Finder // nil: nothing is known of other nodes
 	Tracer    trace.Tracer
 	Logger    *slog.Logger
 	Limits    Limits // zero: DefaultLimits
@@ -63,6 +64,7 @@ type Engine struct {
 	links     map[Link]*linkState
 	sessions  map[rdma.SessionID]*linkState
 	past      pastLeases
+	attempts  attempts
 	nextID    uint64
 }
 

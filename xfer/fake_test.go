@@ -359,12 +359,12 @@ func ticket(blocks uint32) string {
 	return t.Encode()
 }
 
-// bind is the BIND that fits a lease's ticket.
+// bind is the BIND that fits a lease's ticket, of a transfer of its own.
 func bind(t *testing.T, w *worker, ticket string) wire.Bind {
 	p, err := wire.ParseTicket(ticket)
 	require.NoError(t, err)
 	g := p.Grants[0]
-	return wire.Bind{Lease: g.Lease, Secret: g.Secret, Transfer: "000000000000000000000000000000cc", Attempt: 1, Model: w.spec.Model,
+	return wire.Bind{Lease: g.Lease, Secret: g.Secret, Transfer: g.Lease, Attempt: 1, Model: w.spec.Model,
 		Revision: w.spec.Revision, Layout: w.spec.Layout, Blocks: g.Blocks, RemainingMillis: 60_000}
 }
 

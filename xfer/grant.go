@@ -20,6 +20,8 @@ type permit struct {
 	cache   *cache   // nil: raw memory
 	blocks  []uint32 // of the cache
 	mode    string
+	part    *part // of an instance's lease; nil: it is whole
+	quota   *int  // under Engine.mu: counts it, where not the client's own leases do
 }
 
 func (p *permit) terms() *permit { return p }
@@ -70,13 +72,20 @@ type bindee interface {
 func (e *Engine) admitGrant(op string, id ClientID, g grant) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	c, err := e.admit(op, id, "leases", func(c *client) int { return c.leases }, e.o.Limits.Leases)
+	p := g.terms()
+	held, limit := func(c *client) int { return c.leases }, e.o.Limits.Leases
+	if p.quota != nil {
+		held, limit = func(*client) int { return *p.quota }, maxOpens
+	}
+	c, err := e.admit(op, id, "leases", held, limit)
 	if err != nil {
 		return err
 	}
-	p := g.terms()
 	p.client = c
-	c.leases++
+	if p.quota == nil {
+		p.quota = &c.leases
+	}
+	*p.quota++
 	p.id = e.id()
 	e.leases[p.id], e.grants[p.grantID] = g, g
 	return nil
@@ -86,7 +95,7 @@ func (e *Engine) admitGrant(op string, id ClientID, g grant) error {
 func (e *Engine) dropGrant(p *permit) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	p.client.leases--
+	*p.quota--
 	delete(e.leases, p.id)
 	delete(e.grants, p.grantID)
 	e.idle.Broadcast()
@@ -94,6 +103,11 @@ func (e *Engine) dropGrant(p *permit) {
 
 // ticket makes the capability of a permission.
 func (p *permit) ticket(traceparent string) string {
+	t := wire.Ticket{Traceparent: traceparent, Grants: []wire.TicketGrant{p.ticketGrant()}}
+	return t.Encode()
+}
+
+func (p *permit) ticketGrant() wire.TicketGrant {
 	g := wire.TicketGrant{Node: p.e.o.Node, Epoch: p.e.o.Epoch, Addr: p.e.o.Addr, Lease: hex16(p.grantID), Secret: p.secret[:], Blocks: uint32(len(p.blocks))}
 	if p.mode == wire.ModeRead {
 		g.Mode = wire.ModeRead
@@ -101,8 +115,7 @@ func (p *permit) ticket(traceparent string) string {
 	if g.Raw = p.cache == nil; !g.Raw {
 		g.Rank = p.cache.spec.Layout.TPRank
 	}
-	t := wire.Ticket{Traceparent: traceparent, Grants: []wire.TicketGrant{g}}
-	return t.Encode()
+	return g
 }
 
 // Revoke takes a lease or an advertisement back. It returns at once; the event comes when it is fenced.

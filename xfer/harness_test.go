@@ -49,12 +49,13 @@ type network struct {
 	mu      sync.Mutex
 	nodes   map[string]*node
 	links   []*link
+	caches  map[string]netCache // by node, tenant and name
 	session atomic.Uint64
 	wg      sync.WaitGroup
 }
 
 func newNetwork(t testing.TB, names ...string) *network {
-	n := &network{nodes: map[string]*node{}}
+	n := &network{nodes: map[string]*node{}, caches: map[string]netCache{}}
 	for i, name := range names {
 		n.nodes[name] = newNode(t, n, name, fmt.Sprintf("%032x", i+1))
 	}
@@ -81,7 +82,7 @@ func newNode(t testing.TB, net0 *network, name, epoch string) *node {
 		}
 	})
 	nd.engine = xfer.New(xfer.Options{Node: name, Epoch: epoch, BootID: "boot", Addr: l.Addr().String(), Clock: clock,
-		Providers: []rdma.Provider{p}, Store: db, Dialer: nd, Directory: noDirectory{},
+		Providers: []rdma.Provider{p}, Store: db, Dialer: nd, Directory: netDirectory{nd}, Finder: netDirectory{nd},
 		Tracer: noop.NewTracerProvider().Tracer(""), Logger: slog.New(slog.DiscardHandler)})
 	return nd
 }
@@ -104,6 +105,21 @@ func (n *network) close() {
 	n.wg.Wait()
 }
 
+// cutBetween ends the links of two nodes, in both directions.
+func (n *network) cutBetween(a, b string) {
+	n.mu.Lock()
+	var hit []*link
+	for _, l := range n.links {
+		if l.node.name == a && l.other.node.name == b || l.node.name == b && l.other.node.name == a {
+			hit = append(hit, l)
+		}
+	}
+	n.mu.Unlock()
+	for _, l := range hit {
+		l.Close(fault.New(fault.PeerLost, "link", "cut by the test"))
+	}
+}
+
 // cut ends every link, as a lost connection does.
 func (n *network) cut() {
 	n.mu.Lock()
@@ -114,10 +130,53 @@ func (n *network) cut() {
 	}
 }
 
-type noDirectory struct{}
+// netDirectory is what a network's nodes know of one another's caches.
+type netDirectory struct{ nd *node }
 
-func (noDirectory) PutCache(xfer.CacheEntry) {}
-func (noDirectory) DropCache(string, string) {}
+func (d netDirectory) PutCache(c xfer.CacheEntry) {
+	d.nd.net.mu.Lock()
+	defer d.nd.net.mu.Unlock()
+	d.nd.net.caches[d.nd.name+"/"+c.Tenant+"/"+c.Name] = netCache{d.nd, c}
+}
+
+func (d netDirectory) DropCache(tenant, name string) {
+	d.nd.net.mu.Lock()
+	defer d.nd.net.mu.Unlock()
+	delete(d.nd.net.caches, d.nd.name+"/"+tenant+"/"+name)
+}
+
+type netCache struct {
+	nd *node
+	xfer.CacheEntry
+}
+
+func (c netCache) ref() xfer.PeerRef {
+	return xfer.PeerRef{Node: c.nd.name, Epoch: c.nd.epoch, Addr: c.nd.listener.Addr().String(), Tenant: c.Tenant}
+}
+
+func (d netDirectory) Ranks(tenant, instance string) (out []xfer.Rank) {
+	d.nd.net.mu.Lock()
+	defer d.nd.net.mu.Unlock()
+	for _, c := range d.nd.net.caches {
+		if c.Tenant == tenant && c.Spec.Instance == instance {
+			out = append(out, xfer.Rank{Peer: c.ref(), Cache: c.Name, Rank: c.Spec.Layout.TPRank, Ranks: c.Spec.Layout.TPSize})
+		}
+	}
+	return out
+}
+
+func (d netDirectory) Holders(tenant, model string) (out []xfer.PeerRef) {
+	d.nd.net.mu.Lock()
+	defer d.nd.net.mu.Unlock()
+	seen := map[string]bool{}
+	for _, c := range d.nd.net.caches {
+		if c.Tenant == tenant && c.Spec.Model == model && !seen[c.nd.name] {
+			seen[c.nd.name] = true
+			out = append(out, c.ref())
+		}
+	}
+	return out
+}
 
 // Dial implements xfer.Dialer: one link a pair of nodes and tenant while it lives.
 func (nd *node) Dial(ctx context.Context, ref xfer.PeerRef) (xfer.Link, error) {
@@ -285,6 +344,7 @@ type worker struct {
 	notes     map[uint64][]byte
 	transfers map[uint64]wire.TransferEvent
 	released  map[uint64]bool
+	granted   []grantedEvent
 	holders   []wire.HolderEvent
 	holderSay [][]byte       // their notifications
 	ends      map[uint64]int // events that ended a lease or transfer; they share one row of numbers
@@ -296,16 +356,30 @@ func newWorker(t testing.TB, nd *node, name string, l layout.Layout, blocks uint
 }
 
 func newWorkerOf(t testing.TB, nd *node, tenant, name string, l layout.Layout, blocks uint32) *worker {
+	return newClientOf(t, nd, tenant, name).with(wire.RegisterCache{Name: name, Model: "m", Revision: "1", Layout: l, NumBlocks: blocks})
+}
+
+// newClient attaches a client without memory.
+func newClient(t testing.TB, nd *node, name string) *worker {
+	return newClientOf(t, nd, "default", name)
+}
+
+func newClientOf(t testing.TB, nd *node, tenant, name string) *worker {
 	w := &worker{t: t, node: nd, changed: make(chan struct{}), layers: map[uint64][]uint32{}, leases: map[uint64]wire.LeaseEvent{},
 		notes: map[uint64][]byte{}, transfers: map[uint64]wire.TransferEvent{}, released: map[uint64]bool{}, ends: map[uint64]int{}}
 	var err error
 	w.id, err = nd.engine.AddClient(xfer.ClientInfo{Tenant: tenant, Process: name}, w)
 	require.NoError(t, err)
-	w.mem = newMemory(t, layout.Geometry{Layout: l, NumBlocks: blocks}.Bytes())
-	info, err := nd.engine.RegisterRegion(w.id, wire.RegisterRegion{Name: name, ID: fmt.Sprintf("%032x", w.mem.ino), Kind: "memfd", Size: uint64(len(w.mem.bytes))}, w.mem)
-	require.NoError(t, err)
-	w.region = info.Region
-	w.spec = wire.RegisterCache{Name: name, Region: info.Region, Model: "m", Revision: "1", Layout: l, NumBlocks: blocks}
+	return w
+}
+
+// with gives a client memory and its cache.
+func (w *worker) with(spec wire.RegisterCache) *worker {
+	w.mem = newMemory(w.t, layout.Geometry{Layout: spec.Layout, NumBlocks: spec.NumBlocks}.Bytes())
+	info, err := w.node.engine.RegisterRegion(w.id, wire.RegisterRegion{Name: spec.Name, ID: fmt.Sprintf("%032x", w.mem.ino), Kind: "memfd", Size: uint64(len(w.mem.bytes))}, w.mem)
+	require.NoError(w.t, err)
+	w.region, spec.Region = info.Region, info.Region
+	w.spec = spec
 	w.register()
 	return w
 }
@@ -333,6 +407,16 @@ func (w *worker) LeaseEnded(ev wire.LeaseEvent, note []byte) {
 		w.onEvent()
 	}
 	w.note(func() { w.leases[ev.Lease], w.notes[ev.Lease] = ev, note; w.ends[ev.Lease]++ })
+}
+
+// grantedEvent is an EVENT_GRANTED.
+type grantedEvent struct {
+	wire.GrantedEvent
+	blocks []uint32
+}
+
+func (w *worker) Granted(ev wire.GrantedEvent, blocks []uint32) {
+	w.note(func() { w.granted = append(w.granted, grantedEvent{ev, blocks}) })
 }
 
 func (w *worker) TransferEnded(ev wire.TransferEvent) {

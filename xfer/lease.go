@@ -47,21 +47,28 @@ func (e *Engine) Lease(ctx context.Context, id ClientID, r wire.LeaseRequest, bl
 		return wire.LeaseInfo{}, err
 	}
 	if r.Mode == wire.ModeRead {
-		_, info, err := e.readLease(ctx, id, ca, r, blocks, false)
+		_, info, err := e.readLease(ctx, id, ca, r, blocks, readFor{})
 		return info, err
 	}
+	return e.writeLease(ctx, id, ca, r, blocks, nil)
+}
+
+// writeLease grants a write lease on blocks of a cache; pt is the part of an instance's lease that it is, or nil.
+func (e *Engine) writeLease(ctx context.Context, id ClientID, ca *cache, r wire.LeaseRequest, blocks []uint32, pt *part) (wire.LeaseInfo, error) {
+	const op = "lease"
 	ctx = remoteContext(ctx, r.Traceparent)
 	_, span := e.o.Tracer.Start(ctx, attr.SpanLease, trace.WithAttributes(attr.KeyCache.String(ca.name), attr.KeyBlocks.Int(len(blocks))))
 	defer span.End()
 
 	deadline := e.millis(r.TTLMillis)
-	l := &lease{permit: permit{e: e, grantID: random16(), secret: random16(), region: ca.region, cache: ca, blocks: blocks, mode: wire.ModeWrite},
+	l := &lease{permit: permit{e: e, grantID: random16(), secret: random16(), region: ca.region, cache: ca, blocks: blocks, mode: wire.ModeWrite, part: pt},
 		m: protocol.NewLease(ca.spec.Layout.Layers, uint32(len(blocks)), ca.spec.Layout.PieceBytes(), deadline)}
 	l.mu.Lock() // events wait until the lease is granted
 	defer l.mu.Unlock()
 	if err := e.admitGrant(op, id, l); err != nil {
 		return wire.LeaseInfo{}, err
 	}
+	var err error
 	l.generation, err = ca.grant(op, blockdb.LeaseRecord{LeaseID: l.grantID, Kind: blockdb.KindWrite, Blocks: blocks, TraceID: [16]byte(span.SpanContext().TraceID())})
 	if err != nil {
 		l.m.Step(nil, protocol.LeaseEvent{Kind: protocol.LeaseRevoke, Code: fault.CodeOf(err)}) // events that waited find it ended
@@ -71,6 +78,9 @@ func (e *Engine) Lease(ctx context.Context, id ClientID, r wire.LeaseRequest, bl
 	}
 	l.stop = e.o.Clock.AfterFunc(deadline, l.tick)
 	span.SetAttributes(attr.KeyLeaseID.String(hex16(l.grantID)))
+	if pt != nil {
+		pt.granted(l, l.generation)
+	}
 	return wire.LeaseInfo{Lease: l.id, LeaseID: hex16(l.grantID), Ticket: l.ticket(formatTraceparent(trace.SpanContextFromContext(ctx))), Generation: l.generation}, nil
 }
 
@@ -149,7 +159,7 @@ func (l *lease) run(events ...protocol.LeaseEvent) {
 	}
 	l.queue = l.queue[:0]
 	if len(l.visible) > 0 {
-		l.client.sink.LayersVisible(wire.LayersVisible{Lease: l.id, Layers: l.visible})
+		l.tellLayers(l.visible)
 		l.visible = nil // the sink keeps the slice
 	}
 }
@@ -283,16 +293,19 @@ func (l *lease) ended(failure *fault.Error) {
 		note = l.note
 	}
 	if len(l.visible) > 0 { // layers are reported before the end
-		l.client.sink.LayersVisible(wire.LayersVisible{Lease: l.id, Layers: l.visible})
+		l.tellLayers(l.visible)
 		l.visible = nil
 	}
 	e := l.e
 	e.mu.Lock()
 	delete(e.grants, l.grantID)
 	e.past.add(l.grantID, past, l.secret)
-	l.client.leases-- // who hears of the end may ask for the next one
+	if l.bound != nil && l.m.Phase() != protocol.LeaseQuarantined {
+		e.attempts.end(l.attempt(l.bound))
+	}
+	*l.quota-- // who hears of the end may ask for the next one
 	e.mu.Unlock()
-	l.client.sink.LeaseEnded(ev, note)
+	l.tellEnd(ev, note)
 	if failure != nil {
 		l.e.o.Logger.Info("lease ended", "lease", hex16(l.grantID), "cache", l.cache.name, "transfer", ev.TransferID, "result", code.String())
 	}
@@ -309,7 +322,23 @@ func (l *lease) bind(b *bindRequest, deadline rdma.Instant) {
 	defer l.mu.Unlock()
 	// Only an open window makes it the owner: a second one must not lead the first one's fence elsewhere.
 	l.asking = b
+	e, first := l.e, l.m.Phase() == protocol.LeaseGranted
+	if first {
+		e.mu.Lock()
+		err := e.attempts.begin(l.attempt(b), l.wholeID(), b.attempt)
+		e.mu.Unlock()
+		if err != nil {
+			l.asking = nil
+			b.ls.refuse(b.request, err)
+			return
+		}
+	}
 	l.run(protocol.LeaseEvent{Kind: protocol.LeaseBind, Deadline: deadline})
+	if first && l.bound == nil { // no window was opened
+		e.mu.Lock()
+		e.attempts.end(l.attempt(b))
+		e.mu.Unlock()
+	}
 	l.asking = nil
 }
 

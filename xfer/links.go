@@ -21,11 +21,15 @@ type linkState struct {
 	mu      sync.Mutex
 	down    bool
 	binding map[uint64]*transfer                     // source: by request id
-	owed    map[uint64]struct{}                      // source: requests whose push has ended while the answer is still due
+	owed    map[uint64]struct{}                      // source: requests that nobody waits for while the answer is still due
 	asks    map[uint64]func(f wire.Frame, err error) // source: who waits for an answer to another request than BIND
 	moving  map[uint64]*transfer                     // source: by the target's handle
 	bound   map[uint64]bindee                        // target: by handle
 	windows map[rdma.Key]bindee                      // target: by window
+	parts   map[uint64]*part                         // target: of instances' leases, by handle
+	claims  map[uint64]func(error)                   // target: who waits for CLAIMED
+	wholes  map[uint64]wholeRef                      // source: parts of own instances' leases, by the peer's handle
+	opens   int                                      // target, under Engine.mu: read leases that the peer opened by keys
 	handles uint64
 }
 
@@ -33,7 +37,7 @@ type linkState struct {
 func (e *Engine) LinkUp(l Link) {
 	name, _ := l.Provider()
 	ls := &linkState{e: e, link: l, provider: name, binding: map[uint64]*transfer{}, owed: map[uint64]struct{}{}, asks: map[uint64]func(wire.Frame, error){}, moving: map[uint64]*transfer{},
-		bound: map[uint64]bindee{}, windows: map[rdma.Key]bindee{}}
+		bound: map[uint64]bindee{}, windows: map[rdma.Key]bindee{}, parts: map[uint64]*part{}, claims: map[uint64]func(error){}, wholes: map[uint64]wholeRef{}}
 	if init := l.Initiator(); init != nil {
 		ls.out = newOutQueue(e, l, init, e.caps(name))
 	}
@@ -88,6 +92,9 @@ func (e *Engine) LinkDown(l Link, reason error) {
 	for _, answered := range asks {
 		answered(wire.Frame{}, &fault.Error{Code: fault.PeerLost, Op: "link", Peer: l.Peer().Node})
 	}
+	ls.askerLost()
+	ls.ownersLost()
+	ls.openerLost()
 	for _, p := range transfers {
 		p.step(protocol.TransferEvent{Kind: protocol.TransferPeerLost})
 	}
@@ -193,6 +200,9 @@ func (ls *linkState) frame(f wire.Frame) error {
 	case f.Kind == wire.KindPeerBye:
 		return nil // the peer refuses new transfers by itself
 	}
+	if take, ok := requestFrames[f.Kind]; ok && take.bySource != source {
+		return take.f(ls, f)
+	}
 	return fault.New(fault.ProtocolViolation, "link", "%s is not allowed here", f.Kind)
 }
 
@@ -251,6 +261,9 @@ func (ls *linkState) answered(f wire.Frame) (bool, error) {
 	ls.mu.Lock()
 	take := ls.asks[f.Request]
 	delete(ls.asks, f.Request)
+	if take != nil {
+		delete(ls.owed, f.Request)
+	}
 	ls.mu.Unlock()
 	if take == nil {
 		return false, nil
@@ -399,12 +412,17 @@ func (ls *linkState) dropTransfer(request, handle uint64) {
 	if ls.binding[request] == nil {
 		return
 	}
+	ls.owe(request)
+}
+
+// owe notes that an answer is still due that nobody waits for, but that must be met when it comes. The caller holds ls.mu.
+func (ls *linkState) owe(request uint64) {
 	if ls.owed[request] = struct{}{}; len(ls.owed) == maxOwed {
-		ls.e.wg.Go(func() { ls.link.Close(fault.New(fault.PeerLost, "link", "%d binds have no answer", maxOwed)) })
+		ls.e.wg.Go(func() { ls.link.Close(fault.New(fault.PeerLost, "link", "%d requests have no answer", maxOwed)) })
 	}
 }
 
-// maxOwed is how many answers to BIND a peer may owe for pushes that have ended.
+// maxOwed is how many answers a peer may owe for transfers that have ended and parts that nobody waits for.
 const maxOwed = 256
 
 // send queues a frame; a link that is down makes itself known by LinkDown.

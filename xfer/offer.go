@@ -43,15 +43,21 @@ type holder struct {
 	stop  func() bool
 }
 
+// readFor says for whom a read lease is: nothing, for the cache's client.
+type readFor struct {
+	part  *part // of an instance's lease
+	quota *int  // a reader that found the blocks by their keys; it counts there
+}
+
 // readLease grants a read lease on blocks of a cache. They are held until it ends.
-func (e *Engine) readLease(ctx context.Context, id ClientID, ca *cache, r wire.LeaseRequest, blocks []uint32, silent bool) (*offer, wire.LeaseInfo, error) {
+func (e *Engine) readLease(ctx context.Context, id ClientID, ca *cache, r wire.LeaseRequest, blocks []uint32, who readFor) (*offer, wire.LeaseInfo, error) {
 	const op = "lease"
 	ctx = remoteContext(ctx, r.Traceparent)
 	_, span := e.o.Tracer.Start(ctx, attr.SpanLease, trace.WithAttributes(attr.KeyCache.String(ca.name), attr.KeyBlocks.Int(len(blocks))))
 	defer span.End()
 	deadline := e.millis(r.TTLMillis)
-	o := &offer{permit: permit{e: e, grantID: random16(), secret: random16(), region: ca.region, cache: ca, blocks: blocks, mode: wire.ModeRead},
-		access: rdma.AccessRead, bounds: layout.NewBounds(ca.geometry, blocks), silent: silent,
+	o := &offer{permit: permit{e: e, grantID: random16(), secret: random16(), region: ca.region, cache: ca, blocks: blocks, mode: wire.ModeRead, part: who.part, quota: who.quota},
+		access: rdma.AccessRead, bounds: layout.NewBounds(ca.geometry, blocks), silent: who.quota != nil,
 		m: protocol.NewOffer(rdma.AccessRead, max(1, r.Readers), deadline), holders: map[uint64]*holder{}}
 	if err := o.begin(op, id, func() error { return ca.hold(op, blocks) }); err != nil {
 		fail(span, err)
@@ -116,6 +122,9 @@ func (o *offer) begin(op string, id ClientID, take func() error) error {
 		return err
 	}
 	o.stop = o.e.o.Clock.AfterFunc(o.m.Deadline(), o.tick)
+	if o.part != nil {
+		o.part.granted(o, 0)
+	}
 	return nil
 }
 
@@ -337,10 +346,10 @@ func (o *offer) end(f protocol.OfferEffect, quarantined bool) {
 	e.mu.Lock()
 	delete(e.grants, o.grantID)
 	e.past.add(o.grantID, past, o.secret)
-	o.client.leases-- // who hears of the end may ask for the next one
+	*o.quota-- // who hears of the end may ask for the next one
 	e.mu.Unlock()
 	if !o.silent {
-		o.client.sink.LeaseEnded(ev, nil)
+		o.tellEnd(ev, nil)
 	}
 	e.mu.Lock()
 	delete(e.leases, o.id)

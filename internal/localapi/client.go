@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
@@ -44,6 +45,9 @@ type client struct {
 	id   xfer.ClientID
 	info xfer.ClientInfo
 
+	longs   atomic.Int64   // requests that wait for other nodes
+	longing sync.WaitGroup // their goroutines; begun by the queue's
+
 	badSpans bool // the reader's: one was logged
 
 	mu    sync.Mutex
@@ -73,6 +77,7 @@ func (c *client) run() {
 	c.end(c.judge(err))
 	c.requests.close()
 	helpers.Wait()
+	c.longing.Wait()
 	if c.id != 0 {
 		c.s.o.Engine.ClientGone(c.id)
 	}
@@ -250,6 +255,10 @@ func (s sink) LayersVisible(v wire.LayersVisible) { s.c.out.layers(v) }
 
 func (s sink) LeaseEnded(ev wire.LeaseEvent, notification []byte) {
 	s.event(wire.KindEventLease, &ev, notification)
+}
+
+func (s sink) Granted(ev wire.GrantedEvent, blocks []uint32) {
+	s.event(wire.KindEventGranted, &ev, wire.AppendU32s(nil, blocks))
 }
 
 func (s sink) TransferEnded(ev wire.TransferEvent) { s.event(wire.KindEventTransfer, &ev, nil) }

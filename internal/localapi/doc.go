@@ -23,6 +23,8 @@
 //   - every answer has its request's id, violations end the connection with id 0: TestRequests, TestViolations
 //   - no descriptor leaks, whatever is sent: TestDescriptors, FuzzConnection
 //   - slow requests keep their order and hold up no layer: TestQuickKindsOvertake, TestRequestQueueIsBounded
+//   - what waits for other nodes holds up nothing, and a lease of an instance is answered before its first event:
+//     TestLongRequestsHoldUpNothing, TestKeysAndInstances
 //   - the answer to LEASE and PUSH comes before their events: TestAnswerComesBeforeEvents
 //   - a client that does not read is cut off, and the engine never waits: TestClientThatDoesNotRead, TestWriteTimeout
 //   - ClientGone comes once, last, on EOF and on the process's exit: TestClientGone, TestProcessExit

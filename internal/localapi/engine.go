@@ -10,7 +10,8 @@ import (
 // Engine is what the server needs of xfer.Engine.
 //
 // The calls that the queue makes for one client (RegisterRegion to Lease, and Push) never overlap. PushLayer,
-// PushFinish, PushCancel and Revoke may come beside them. ClientGone is the client's last call: the context of a call
+// PushFinish, PushCancel and Revoke may come beside them, and so may what waits for other nodes: Lookup, Open and
+// LeaseInstance. ClientGone is the client's last call: the context of a call
 // in progress is cancelled, and ClientGone follows when it has returned; so a call that waits must heed its context.
 type Engine interface {
 	AddClient(info xfer.ClientInfo, sink xfer.Sink) (xfer.ClientID, error)
@@ -33,4 +34,9 @@ type Engine interface {
 	Scatter(c xfer.ClientID, r wire.ScatterRequest, ranges []wire.ScatterRange) (wire.PushInfo, error)
 	Advertise(ctx context.Context, c xfer.ClientID, r wire.Advertise, spans []wire.RegionSpan) (wire.LeaseInfo, error)
 	Renew(c xfer.ClientID, r wire.Renew) error
+	Publish(c xfer.ClientID, r wire.Publish, blocks []uint32, keys [][]byte) (wire.PublishInfo, error)
+	Lookup(ctx context.Context, c xfer.ClientID, r wire.Lookup, keys []byte) (wire.LookupInfo, error)
+	Open(ctx context.Context, c xfer.ClientID, r wire.Open, keys []byte) (wire.OpenInfo, error)
+	// LeaseInstance calls answered before the lease's first event, and not at all with an error.
+	LeaseInstance(ctx context.Context, c xfer.ClientID, r wire.LeaseRequest, blocks []uint32, answered func(wire.LeaseInfo)) error
 }

@@ -53,6 +53,7 @@ type fakeEngine struct {
 	addErr error
 	evict  func(ctx context.Context) error
 	lease  func(sink xfer.Sink) error
+	far    func(ctx context.Context) error // LOOKUP, and LEASE of an instance
 	blocks []byte
 }
 
@@ -252,6 +253,39 @@ func (e *fakeEngine) Pull(c xfer.ClientID, r wire.PullRequest, blocks []uint32) 
 func (e *fakeEngine) Scatter(c xfer.ClientID, r wire.ScatterRequest, ranges []wire.ScatterRange) (wire.PushInfo, error) {
 	e.note(c, "scatter %d %s %s %v", r.Region, r.Mode, r.Ticket, ranges)
 	return wire.PushInfo{Transfer: 33}, nil
+}
+
+func (e *fakeEngine) Publish(c xfer.ClientID, r wire.Publish, blocks []uint32, keys [][]byte) (wire.PublishInfo, error) {
+	defer e.queued(c)()
+	e.note(c, "publish %d %v %s", r.Cache, blocks, keys)
+	return wire.PublishInfo{Generation: 6}, nil
+}
+
+func (e *fakeEngine) Lookup(ctx context.Context, c xfer.ClientID, r wire.Lookup, keys []byte) (wire.LookupInfo, error) {
+	e.note(c, "lookup %s %s", r.Model, keys)
+	if e.far != nil {
+		if err := e.far(ctx); err != nil {
+			return wire.LookupInfo{}, err
+		}
+	}
+	return wire.LookupInfo{Holders: []wire.Holder{{Node: "n", Blocks: 1}}}, nil
+}
+
+func (e *fakeEngine) Open(ctx context.Context, c xfer.ClientID, r wire.Open, keys []byte) (wire.OpenInfo, error) {
+	e.note(c, "open %s %s %s", r.Node, r.Cache, keys)
+	return wire.OpenInfo{Ticket: "o"}, nil
+}
+
+func (e *fakeEngine) LeaseInstance(ctx context.Context, c xfer.ClientID, r wire.LeaseRequest, blocks []uint32, answered func(wire.LeaseInfo)) error {
+	e.note(c, "lease of %s %v", r.Instance, blocks)
+	if e.far != nil {
+		if err := e.far(ctx); err != nil {
+			return err
+		}
+	}
+	answered(wire.LeaseInfo{Lease: 12, Ticket: "i", Ranks: 2})
+	e.sink(c).LayersVisible(wire.LayersVisible{Lease: 12, Layers: []uint32{1}})
+	return nil
 }
 
 var quiet = slog.New(slog.DiscardHandler)

@@ -31,7 +31,7 @@ func (c *client) dispatch(r request) error {
 		}
 		return err
 	case wire.KindPing, wire.KindStatus, wire.KindRevoke, wire.KindRenew,
-		wire.KindAdvertise, wire.KindPull, wire.KindScatter,
+		wire.KindAdvertise, wire.KindPull, wire.KindScatter, wire.KindPublish, wire.KindLookup, wire.KindOpen,
 		wire.KindRegisterRegion, wire.KindDeregisterRegion, wire.KindRegisterCache, wire.KindDropCache,
 		wire.KindBlocks, wire.KindEvict, wire.KindLease, wire.KindPush:
 	case wire.KindError:
@@ -82,7 +82,7 @@ func shape(f wire.Frame, nfds int) error {
 	}
 	switch f.Kind {
 	case wire.KindRegisterCache, wire.KindEvict, wire.KindLease, wire.KindAdvertise, wire.KindPush, wire.KindPushLayer, wire.KindPushFinish,
-		wire.KindPull, wire.KindScatter:
+		wire.KindPull, wire.KindScatter, wire.KindPublish, wire.KindLookup, wire.KindOpen:
 		return nil
 	}
 	if len(f.Array) > 0 {
@@ -150,6 +150,10 @@ func (c *client) work() {
 			closeAll(r.fds)
 			continue
 		}
+		if long(&r) {
+			c.startLong(&r)
+			continue
+		}
 		c.run1(&r)
 	}
 }
@@ -165,6 +169,10 @@ func (c *client) run1(r *request) {
 		c.out.hold()
 	}
 	body, array, err := c.call(r)
+	c.answer(r, body, array, err, hold)
+}
+
+func (c *client) answer(r *request, body any, array []byte, err error, release bool) {
 	var f wire.Frame
 	if err == nil {
 		f, err = wire.NewFrame(wire.KindOK, r.Request, body, array)
@@ -172,7 +180,7 @@ func (c *client) run1(r *request) {
 	if err != nil {
 		f = wire.NewError(r.Request, err)
 	}
-	c.out.answer(f, hold)
+	c.out.answer(f, release)
 }
 
 // call decodes a request, checks its fields and makes the engine's call; body and array are the answer's.
@@ -238,6 +246,17 @@ func (c *client) call(r *request) (body any, array []byte, err error) {
 			return nil, nil, err
 		}
 		return nil, nil, engine.Evict(c.ctx, c.id, q.Cache, blocks)
+	case wire.KindPublish:
+		var q wire.Publish
+		if err := decode(r, &q); err != nil {
+			return nil, nil, err
+		}
+		blocks, keys, err := wire.KeyedBlocks(r.Array, q.KeyBytes)
+		if err != nil {
+			return nil, nil, err
+		}
+		info, err := engine.Publish(c.id, q, blocks, keys)
+		return &info, nil, err
 	case wire.KindLease:
 		var q wire.LeaseRequest
 		if err := decode(r, &q); err != nil {

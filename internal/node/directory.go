@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -13,7 +14,7 @@ import (
 	"github.com/kvxfer/kvxfer/xfer"
 )
 
-// directory announces the engine's caches, in order, from a goroutine of its own: the engine must not wait for the
+// directory announces the engine's caches and finds others'. It announces in order, from a goroutine of its own: the engine must not wait for the
 // registry. What fails there is remembered and repeated by the registry itself.
 //
 // While the registry is away a call takes its time-out, and a client may register and drop caches much faster. So a
@@ -112,10 +113,44 @@ func (d *directory) say(ctx context.Context, c change) error {
 		return fault.Wrap(fault.Internal, "announce", err)
 	}
 	block := int64(spec.Layout.BlockBytes())
-	return d.reg.PutCache(ctx, registry.Cache{
+	entry := registry.Cache{
 		Tenant: c.tenant, Name: c.name, ID: c.entry.ID, Model: spec.Model, Revision: spec.Revision, Compat: spec.Compat, Layout: raw,
 		MemoryKind: c.entry.MemoryKind, NumBlocks: int(spec.NumBlocks), BlockBytes: block, Bytes: block * int64(spec.NumBlocks),
-	})
+	}
+	if spec.Instance != "" {
+		entry.Instance, entry.Rank, entry.Ranks = spec.Instance, int(spec.Layout.TPRank), int(spec.Layout.TPSize)
+	}
+	return d.reg.PutCache(ctx, entry)
+}
+
+// Ranks implements xfer.Finder.
+func (d *directory) Ranks(tenant, instance string) (out []xfer.Rank) {
+	for _, c := range d.reg.View().Caches(tenant) {
+		if c.Instance == instance && c.Ranks > 0 && c.Ranks <= math.MaxInt32 && c.Rank < c.Ranks {
+			if n, ok := d.reg.View().Node(c.Node); ok && n.Epoch == c.Epoch {
+				out = append(out, xfer.Rank{Peer: peerRef(&n, tenant), Cache: c.Name, Rank: uint32(c.Rank), Ranks: uint32(c.Ranks)})
+			}
+		}
+	}
+	return out
+}
+
+// Holders implements xfer.Finder.
+func (d *directory) Holders(tenant, model string) (out []xfer.PeerRef) {
+	last := ""
+	for _, c := range d.reg.View().Caches(tenant) { // sorted by node
+		if c.Model == model && c.Node != last {
+			last = c.Node
+			if n, ok := d.reg.View().Node(c.Node); ok {
+				out = append(out, peerRef(&n, tenant))
+			}
+		}
+	}
+	return out
+}
+
+func peerRef(n *registry.Node, tenant string) xfer.PeerRef {
+	return xfer.PeerRef{Node: n.Name, Epoch: n.Epoch, Addr: n.PeerAddr, Tenant: tenant}
 }
 
 // resolve gives what the local view knows of a node.

@@ -10,8 +10,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/kvxfer/kvxfer/internal/wire"
 	"github.com/kvxfer/kvxfer/registry"
 	"github.com/kvxfer/kvxfer/xfer"
+	"github.com/kvxfer/kvxfer/xfer/layout"
 )
 
 // slowRegistry answers a call when the test reads what was said.
@@ -71,4 +73,54 @@ func TestDirectoryKeepsTheLastWord(t *testing.T) {
 	<-ended
 	assert.Zero(t, d.queued())
 	assert.Equal(t, map[cacheName]struct{}{{"default", "a"}: {}}, d.said)
+}
+
+// viewRegistry keeps what it is told in a view, as entries of one node.
+type viewRegistry struct {
+	registry.Directory
+	view *registry.View
+	feed *registry.Feed
+	node registry.Node
+}
+
+func newViewRegistry(t *testing.T, name string) *viewRegistry {
+	r := &viewRegistry{node: registry.Node{Format: 1, Name: name, Epoch: "0123456789abcdef0123456789abcdef", PeerAddr: name + ":7000", Protocol: registry.Protocol{Min: 1, Max: 1}}}
+	r.view, r.feed = registry.NewView()
+	raw, err := r.node.Encode()
+	require.NoError(t, err)
+	key := r.node.Key()
+	require.NoError(t, r.feed.Put(key.String(), raw))
+	return r
+}
+
+func (r *viewRegistry) View() *registry.View { return r.view }
+
+func (r *viewRegistry) PutCache(_ context.Context, c registry.Cache) error {
+	c.Format, c.Node, c.Epoch = 1, r.node.Name, r.node.Epoch
+	raw, err := c.Encode()
+	if err != nil {
+		return err
+	}
+	key := c.Key()
+	return r.feed.Put(key.String(), raw)
+}
+
+// What one node announces, another finds: ranks by instance and holders by model, of their tenant alone.
+func TestDirectoryFindsRanksAndHolders(t *testing.T) {
+	reg := newViewRegistry(t, "n0")
+	d := newDirectory(reg, slog.New(slog.DiscardHandler))
+	for i, tenant := range []string{"t", "t", "else"} {
+		spec := wire.RegisterCache{Name: fmt.Sprint("c", i), Model: "m", NumBlocks: 4, Layout: layout.Layout{Layers: 1, KVHeads: 1, HeadDim: 8,
+			DType: "int8", BlockTokens: 1, Order: layout.HND, TPRank: uint32(i), TPSize: 4}}
+		if i != 1 {
+			spec.Instance = "engine"
+		}
+		require.NoError(t, d.say(t.Context(), change{cacheName{tenant, spec.Name}, &xfer.CacheEntry{Name: spec.Name, Tenant: tenant, Spec: spec}}))
+	}
+	peer := xfer.PeerRef{Node: "n0", Epoch: reg.node.Epoch, Addr: "n0:7000", Tenant: "t"}
+	assert.Equal(t, []xfer.Rank{{Peer: peer, Cache: "c0", Rank: 0, Ranks: 4}}, d.Ranks("t", "engine"))
+	assert.Empty(t, d.Ranks("t", "other"))
+	assert.Equal(t, []xfer.PeerRef{peer}, d.Holders("t", "m"), "a node once")
+	assert.Empty(t, d.Holders("t", "n"))
+	assert.Empty(t, d.Holders("nobody", "m"))
 }

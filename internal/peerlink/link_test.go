@@ -124,6 +124,8 @@ func TestViolations(t *testing.T) {
 		{"unknown kind", frame(t, wire.Kind(0xEE), 3, nil, nil), "kind"},
 		{"second HELLO", frame(t, wire.KindHello, 3, nil, nil), "kind"},
 		{"the target's kind", frame(t, wire.KindDone, 0, nil, nil), "kind"},
+		{"the owner's kind", frame(t, wire.KindClaim, 0, nil, nil), "kind"},
+		{"FIND without id", frame(t, wire.KindFind, 0, nil, nil), "request_id"},
 		{"BIND without id", frame(t, wire.KindBind, 0, nil, nil), "request_id"},
 		{"RELEASE without id", frame(t, wire.KindRelease, 0, nil, nil), "request_id"},
 		{"PING without id", frame(t, wire.KindPing, 0, nil, nil), "request_id"},
@@ -152,6 +154,31 @@ func TestViolations(t *testing.T) {
 		assert.ErrorIs(t, waitDown(t, a, l), fault.ErrProtocolViolation)
 		assert.ErrorIs(t, waitDown(t, b, m), fault.ErrPeerLost)
 	}
+}
+
+// TestEveryKindHasItsDirection sends each kind between daemons in its own direction: it arrives.
+func TestEveryKindHasItsDirection(t *testing.T) {
+	a, b := newNode(t, "a", epochA), newNode(t, "b", epochB)
+	l := dial(t, a, b.ref())
+	m := accepted(t, b, 0)
+	fromSource := []wire.Kind{wire.KindBind, wire.KindFin, wire.KindAbort, wire.KindRelease, wire.KindGrant, wire.KindGrantRenew, wire.KindGrantRevoke,
+		wire.KindClaimed, wire.KindFind, wire.KindOpenBlock}
+	fromTarget := []wire.Kind{wire.KindDone, wire.KindEnded, wire.KindGrantLayers, wire.KindGrantEnded, wire.KindClaim, wire.KindOK, wire.KindError}
+	for _, k := range fromSource {
+		require.NoError(t, l.Send(wire.Frame{Kind: k, Request: 5}))
+	}
+	for _, k := range fromTarget {
+		require.NoError(t, m.Send(wire.Frame{Kind: k, Request: 5}))
+	}
+	kinds := func(all []wire.Frame) (out []wire.Kind) {
+		for _, f := range all {
+			out = append(out, f.Kind)
+		}
+		return out
+	}
+	eventually(t, "frames", func() bool { return len(b.h.received(m)) == len(fromSource) && len(a.h.received(l)) == len(fromTarget) })
+	assert.Equal(t, fromSource, kinds(b.h.received(m)))
+	assert.Equal(t, fromTarget, kinds(a.h.received(l)))
 }
 
 // A target has nothing to say before the source has asked for something.

@@ -18,8 +18,8 @@ import (
 // LinkDown once. A LinkFrame that waits holds up its own link only.
 type Handler interface {
 	LinkUp(l xfer.Link)
-	// LinkFrame gets every frame but heartbeats and the hello: BIND, FIN and ABORT where the peer dialed, DONE and
-	// ENDED where this side did, BYE, OK and ERROR on both. The frame is the handler's to keep.
+	// LinkFrame gets every frame but heartbeats and the hello: what docs/protocol.md has from source to target where the
+	// peer dialed, the reverse where this side did, BYE, OK and ERROR on both. The frame is the handler's to keep.
 	LinkFrame(l xfer.Link, f wire.Frame)
 	// LinkDown comes after the session's Close. reason is never nil.
 	LinkDown(l xfer.Link, reason error)

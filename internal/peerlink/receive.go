@@ -86,14 +86,18 @@ func (l *link) receive(f wire.Frame) error {
 		if f.Request == 0 && f.Kind == wire.KindError {
 			return l.endedByPeer(&f)
 		}
-	case wire.KindBind, wire.KindFin, wire.KindRelease, wire.KindAbort:
+	case wire.KindBind, wire.KindRelease, wire.KindGrant, wire.KindGrantRenew, wire.KindFind, wire.KindOpenBlock:
 		if l.dialed {
 			return violation("kind", "%s to the side that dialed", f.Kind)
 		}
-		if (f.Kind == wire.KindBind || f.Kind == wire.KindRelease) && f.Request == 0 {
+		if f.Request == 0 {
 			return violation("request_id", "0 in %s, which is answered", f.Kind)
 		}
-	case wire.KindDone, wire.KindEnded:
+	case wire.KindFin, wire.KindAbort, wire.KindGrantRevoke, wire.KindClaimed:
+		if l.dialed {
+			return violation("kind", "%s to the side that dialed", f.Kind)
+		}
+	case wire.KindDone, wire.KindEnded, wire.KindGrantLayers, wire.KindGrantEnded, wire.KindClaim:
 		if !l.dialed {
 			return violation("kind", "%s from the side that dialed", f.Kind)
 		}

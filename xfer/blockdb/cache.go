@@ -18,7 +18,8 @@ type Cache struct {
 	state     []State
 	gen       []uint64
 	logged    []bool   // a block record is in the log; outlives COMMITTED until the lease that replaced it ends
-	keys      [][]byte // nil until a key is committed
+	keys      []string // nil until a key is committed; "" is none
+	index     keyIndex
 	committed int
 	leases    map[LeaseID]*lease
 	byGen     map[uint64]*lease
@@ -51,17 +52,12 @@ func (c *Cache) stamped(block uint32) bool { return c.stamp[block] == c.stampN }
 
 // The four changes of one block in the mirror.
 
-func (c *Cache) setCommitted(block uint32, gen uint64, key []byte) {
+func (c *Cache) setCommitted(block uint32, gen uint64, key string) {
 	if c.state[block] != Committed {
 		c.committed++
 	}
 	c.state[block], c.gen[block], c.logged[block] = Committed, gen, true
-	if key != nil && c.keys == nil {
-		c.keys = make([][]byte, len(c.state))
-	}
-	if c.keys != nil {
-		c.keys[block] = key
-	}
+	c.keyed(block, key)
 }
 
 func (c *Cache) leave(block uint32, to State, gen uint64) {
@@ -69,9 +65,7 @@ func (c *Cache) leave(block uint32, to State, gen uint64) {
 		c.committed--
 	}
 	c.state[block], c.gen[block] = to, gen
-	if c.keys != nil {
-		c.keys[block] = nil
-	}
+	c.keyed(block, "")
 }
 
 func (c *Cache) release(block uint32) {
@@ -207,7 +201,7 @@ func (c *Cache) inherit(b *pebble.Batch, old *Cache, vouched []Vouch) (served []
 		block := uint32(n)
 		switch {
 		case c.stamped(block):
-			var key []byte
+			key := ""
 			if old.keys != nil {
 				key = old.keys[n]
 			}
@@ -254,9 +248,10 @@ func (c *Cache) leaveDB(op string, forget bool) error {
 	delete(d.attached, c.id)
 	if !forget {
 		left := *c
+		left.index = keyIndex{} // attaching makes it again
 		d.dormant[c.id] = &left
 	}
-	c.state, c.gen, c.logged, c.keys, c.stamp, c.committed = nil, nil, nil, nil, nil, 0
+	c.state, c.gen, c.logged, c.keys, c.stamp, c.committed, c.index = nil, nil, nil, nil, nil, 0, keyIndex{}
 	return nil
 }
 

@@ -61,6 +61,7 @@
 //     TestAttachServesTheIntersection, TestAnotherMemoryInheritsNothing
 //   - another boot serves nothing: TestAnotherBootServesNothing
 //   - a generation never returns, whatever became of the database: TestGenerationsNeverRepeat
+//   - a key finds its block while that is COMMITTED, and not a moment longer: TestPrefixAgainstNaiveModel
 //   - steps are all or nothing and follow the states: TestSteps, TestRandomStepsAgainstAModel
 //   - an unknown record version is not served and not misread: TestUnknownVersionIsNotRead, FuzzDecode
 //   - with a full disk blocks are taken back and none granted: TestFullDiskUsesTheBallast,

@@ -9,7 +9,7 @@ import (
 )
 
 // claim checks the blocks that a step wants to take: inside the cache, distinct, none of them leased.
-func (c *Cache) claim(op string, blocks []uint32, committedToo bool) error {
+func (c *Cache) claim(op string, blocks []uint32) error {
 	if len(blocks) == 0 {
 		return fault.Invalid(op, "blocks", "is empty, allowed are 1 to %d blocks", c.rec.numBlocks)
 	}
@@ -22,7 +22,7 @@ func (c *Cache) claim(op string, blocks []uint32, committedToo bool) error {
 			return fault.Invalid(op, "blocks", "names block %d twice, allowed are distinct blocks", n)
 		}
 		c.stamp[n] = c.stampN
-		if s := c.state[n]; s != Free && (s != Committed || !committedToo) {
+		if s := c.state[n]; s != Free && s != Committed {
 			e := fault.New(fault.BlocksBusy, op, "block %d is %s", n, s)
 			e.Region = c.rec.name
 			return e
@@ -77,7 +77,7 @@ func (c *Cache) Grant(r LeaseRecord) (generation uint64, err error) {
 	if c.leases[r.LeaseID] != nil {
 		return 0, &fault.Error{Code: fault.AlreadyExists, Op: op, Region: c.rec.name, Detail: "the lease is open"}
 	}
-	if err := c.claim(op, l.blocks, true); err != nil {
+	if err := c.claim(op, l.blocks); err != nil {
 		return 0, err
 	}
 	if err := d.grantable(op); err != nil {
@@ -242,9 +242,9 @@ func (c *Cache) Commit(id LeaseID, r CommitRecord) error {
 	return nil
 }
 
-// Publish makes FREE blocks COMMITTED that the owner's engine has filled itself, under a generation of their own.
-// keys is nil or has one key a block. Errors: InvalidArgument; BlocksBusy for a block that is not FREE; Closed;
-// StoreFailed.
+// Publish makes FREE or COMMITTED blocks COMMITTED that the owner's engine has filled itself, under a generation of
+// their own. keys is nil or has one key a block; they take the place of those that the blocks had. Errors:
+// InvalidArgument; BlocksBusy for a leased block; Closed; StoreFailed.
 func (c *Cache) Publish(blocks []uint32, keys [][]byte) (generation uint64, err error) {
 	const op = "publish"
 	if err := checkKeys(op, keys, len(blocks)); err != nil {
@@ -256,7 +256,7 @@ func (c *Cache) Publish(blocks []uint32, keys [][]byte) (generation uint64, err 
 	if err := c.usable(op); err != nil {
 		return 0, err
 	}
-	if err := c.claim(op, blocks, false); err != nil {
+	if err := c.claim(op, blocks); err != nil {
 		return 0, err
 	}
 	if err := d.grantable(op); err != nil {
@@ -273,10 +273,10 @@ func (c *Cache) Publish(blocks []uint32, keys [][]byte) (generation uint64, err 
 	if err := d.log(op, b, false); err != nil {
 		return 0, err
 	}
-	keys = copyKeys(keys)
+	kept := copyKeys(keys)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	c.commitAll(blocks, gen, keys)
+	c.commitAll(blocks, gen, kept)
 	d.stats.Publishes++
 	return gen, nil
 }
@@ -297,34 +297,14 @@ func (c *Cache) putBlocks(b *pebble.Batch, blocks []uint32, gen uint64, keys [][
 	return nil
 }
 
-func (c *Cache) commitAll(blocks []uint32, gen uint64, keys [][]byte) {
+func (c *Cache) commitAll(blocks []uint32, gen uint64, keys []string) {
 	for i, n := range blocks {
-		var key []byte
+		key := ""
 		if keys != nil {
 			key = keys[i]
 		}
 		c.setCommitted(n, gen, key)
 	}
-}
-
-// copyKeys puts all keys into one allocation.
-func copyKeys(keys [][]byte) [][]byte {
-	if keys == nil {
-		return nil
-	}
-	n := 0
-	for _, k := range keys {
-		n += len(k)
-	}
-	all, out := make([]byte, 0, n), make([][]byte, len(keys))
-	for i, k := range keys {
-		if len(k) > 0 {
-			at := len(all)
-			all = append(all, k...)
-			out[i] = all[at:len(all):len(all)]
-		}
-	}
-	return out
 }
 
 // Evict takes COMMITTED blocks back: they are FREE, in the log, when it returns, and the owner may write into them.
@@ -338,7 +318,35 @@ func (c *Cache) Evict(blocks []uint32) error {
 	if err := c.usable(op); err != nil {
 		return err
 	}
-	if err := c.claim(op, blocks, true); err != nil {
+	return c.evict(op, blocks)
+}
+
+// EvictGeneration evicts those of the blocks that are still COMMITTED under a generation: what has become of the others
+// since is not touched. Errors: Closed; StoreFailed as Evict.
+func (c *Cache) EvictGeneration(blocks []uint32, generation uint64) error {
+	const op = "evict"
+	d := c.db
+	d.wmu.Lock()
+	defer d.wmu.Unlock()
+	if err := c.usable(op); err != nil {
+		return err
+	}
+	var still []uint32
+	for _, n := range blocks {
+		if n < c.rec.numBlocks && c.state[n] == Committed && c.gen[n] == generation {
+			still = append(still, n)
+		}
+	}
+	if len(still) == 0 {
+		return nil
+	}
+	return c.evict(op, still)
+}
+
+// evict needs wmu.
+func (c *Cache) evict(op string, blocks []uint32) error {
+	d := c.db
+	if err := c.claim(op, blocks); err != nil {
 		return err
 	}
 	b := d.p.NewBatchWithSize(len(blocks)*(blockKeyLen+4) + 128)

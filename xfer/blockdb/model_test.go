@@ -32,14 +32,14 @@ func (m *model) set(blocks []uint32, s State, gen uint64) {
 }
 
 // take says how a step that takes blocks must end.
-func (m *model) take(blocks []uint32, committedToo bool) fault.Code {
+func (m *model) take(blocks []uint32) fault.Code {
 	seen := map[uint32]bool{}
 	for _, b := range blocks {
 		if seen[b] {
 			return fault.InvalidArgument
 		}
 		seen[b] = true
-		if s := m.state[b]; s != Free && (s != Committed || !committedToo) {
+		if s := m.state[b]; s != Free && s != Committed {
 			return fault.BlocksBusy
 		}
 	}
@@ -75,7 +75,7 @@ func TestRandomStepsAgainstAModel(t *testing.T) {
 		switch {
 		case what < 35:
 			b := some()
-			want := m.take(b, true)
+			want := m.take(b)
 			g, err := c.Grant(write(next, b...))
 			require.Equal(t, want, fault.CodeOf(err), "step %d: %v", step, err)
 			if err == nil {
@@ -113,14 +113,14 @@ func TestRandomStepsAgainstAModel(t *testing.T) {
 		case what < 92:
 			b := some()
 			err := c.Evict(b)
-			require.Equal(t, m.take(b, true), fault.CodeOf(err), "step %d", step)
+			require.Equal(t, m.take(b), fault.CodeOf(err), "step %d", step)
 			if err == nil {
 				m.set(b, Free, 0)
 			}
 		case what < 97:
 			b := some()
 			g, err := c.Publish(b, nil)
-			require.Equal(t, m.take(b, false), fault.CodeOf(err), "step %d", step)
+			require.Equal(t, m.take(b), fault.CodeOf(err), "step %d", step)
 			if err == nil {
 				used[g] = true
 				m.set(b, Committed, g)

@@ -148,7 +148,7 @@ func (d *DB) scanBlock(id CacheID, block uint32, v []byte) error {
 	if c == nil || block >= c.rec.numBlocks {
 		return errors.New("block record without its cache")
 	}
-	c.setCommitted(block, b.gen, b.key)
+	c.setCommitted(block, b.gen, string(b.key))
 	return nil
 }
 

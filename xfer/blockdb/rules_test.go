@@ -59,10 +59,10 @@ func TestSteps(t *testing.T) {
 			evict 0 -> InvalidArgument .CL.....`,
 		"an owner publishes what it filled": `
 			publish 0 0,1 -> ok CC......
-			publish 0 1,2 -> BlocksBusy CC......
-			grant 1 1 -> ok CL......
-			publish 0 1 -> BlocksBusy CL......
-			evict 0 0 -> ok .L......`,
+			publish 0 1,2 -> ok CCC.....
+			grant 1 1 -> ok CLC.....
+			publish 0 1 -> BlocksBusy CLC.....
+			evict 0 0 -> ok .LC.....`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			d, _ := open(t, memOptions())
@@ -190,7 +190,7 @@ func TestAttachServesTheIntersection(t *testing.T) {
 	assert.Equal(t, ".C...C..........", picture(t, c))
 	r5, err = c.State(5)
 	require.NoError(t, err)
-	assert.Equal(t, []byte("k5"), r5.Key)
+	assert.Equal(t, "k5", r5.Key)
 	assert.Equal(t, 2, c.Committed())
 
 	// What was not vouched for is gone for good, though it is vouched for later.

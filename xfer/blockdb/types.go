@@ -111,7 +111,7 @@ type Record struct {
 	State      State
 	Generation uint64  // 0 for FREE
 	Lease      LeaseID // set while LEASED or REVOKING
-	Key        []byte  // of a COMMITTED block; not to be changed
+	Key        string  // of a COMMITTED block, "" is none
 }
 
 // Lease is one open lease.

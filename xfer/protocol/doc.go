@@ -1,4 +1,4 @@
-// Package protocol is the core of leases and transfers: three state machines that turn events into effects. They hold
+// Package protocol is the core of leases and transfers: four state machines that turn events into effects. They hold
 // no clock, goroutine, lock or I/O, so the same input always gives the same output (but for the order of effects on
 // different holders of an Offer); package xfer drives them.
 //
@@ -8,6 +8,8 @@
 // reads) and of raw scatter lists. A piece is (layer, position in the block list), of raw memory one operation. RELEASE is
 // a reader's question whether the memory was held throughout; only the answer makes what it read count. An event carries the
 // owner's monotonic time; an effect is something the driver must do, in the order given.
+//
+// A Whole is an instance's lease, at the node that made it of the ranks' parts, each a Lease or an Offer at its own node.
 //
 // The rules are those of docs/protocol.md ("States"). Invariants, each with the test that holds it:
 //   - a lease commits only when every piece has arrived and FIN named their number: TestCommitNeedsPiecesAndFin
@@ -22,6 +24,8 @@
 //   - a raw write is good when its operations, each counted once, are those that FIN names: TestRawWriteCountsOperations
 //   - a transfer never sends FIN or RELEASE after it has ended: TestNoFinAfterTheEnd
 //   - a transfer says "released" only when no operation is outstanding: TestReleasedMeansNothingOutstanding
+//   - one transfer owns a whole, by whichever part it came: TestWholeIsOwnedOnce; a whole is committed on every part or
+//     on none, and ends once: TestWholeCommitsOnAllOrNone, TestRandomWholesEnd
 //   - every machine ends, whatever the order of events: TestRandomHistoriesEnd
 //   - Clone and AppendKey say all that decides what comes: TestKeysMeanTheFuture
 //

@@ -324,6 +324,11 @@ func (c *Client) HolderEnded(ev wire.HolderEvent, _ []byte) {
 	c.w.T.Errorf("holder of lease %d of %s, which grants none", ev.Lease, c.Spec.Name)
 }
 
+// Granted implements xfer.Sink; no cache of a world is an instance's rank.
+func (c *Client) Granted(ev wire.GrantedEvent, _ []uint32) {
+	c.w.T.Errorf("lease %s on %s, which is no instance's rank", ev.LeaseID, c.Spec.Name)
+}
+
 // LeaseEnded implements xfer.Sink. The owner uses its blocks at this very moment.
 func (c *Client) LeaseEnded(ev wire.LeaseEvent, note []byte) {
 	c.mu.Lock()
