@@ -35,6 +35,8 @@ type Config struct {
 	Lanes      int
 	MaxClients int
 
+	MaxRegions, MaxLeases, MaxTransfers int // per client
+
 	DrainTimeout time.Duration
 	Heartbeat    time.Duration
 
@@ -56,6 +58,7 @@ func (c *Config) LogValue() slog.Value {
 		slog.String("listen", c.Listen), slog.String("advertise", c.Advertise), slog.String("http", c.HTTP),
 		slog.String("nats", nats), slog.String("nats_listen", c.NATSListen), slog.String("tenant", c.Tenant),
 		slog.Any("allow_uid", c.AllowUIDs), slog.Int("lanes", c.Lanes), slog.Int("max_clients", c.MaxClients),
+		slog.Int("max_regions", c.MaxRegions), slog.Int("max_leases", c.MaxLeases), slog.Int("max_transfers", c.MaxTransfers),
 		slog.Duration("drain_timeout", c.DrainTimeout), slog.Duration("heartbeat", c.Heartbeat),
 		slog.String("trace_file", c.TraceFile), slog.String("log_level", c.LogLevel),
 		slog.String("log_format", c.LogFormat), slog.Any("providers", c.Providers))

@@ -7,9 +7,11 @@ import (
 	"net"
 	"os"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/internal/pidfd"
 	"github.com/kvxfer/kvxfer/internal/wire"
 	"github.com/kvxfer/kvxfer/xfer"
 )
@@ -50,6 +52,8 @@ type Options struct {
 	Status func() wire.Status
 	Limits Limits
 	Logger *slog.Logger // nil: slog.Default
+
+	ofPeer func(conn syscall.Conn, pid int) (*pidfd.Handle, error) // the tests'; nil: pidfd.OfPeer
 }
 
 // Limits bound what one client can make the daemon wait for and hold. Zero fields get the defaults.
@@ -107,6 +111,9 @@ func Serve(ctx context.Context, o Options) (*Server, error) {
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
+	}
+	if o.ofPeer == nil {
+		o.ofPeer = pidfd.OfPeer
 	}
 	if o.Status == nil {
 		st := wire.Status{Node: o.Node, Epoch: o.Epoch, Version: o.Software}

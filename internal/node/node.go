@@ -249,7 +249,7 @@ func (n *Node) startEngine(context.Context) error {
 
 func limits(cfg config.Config) xfer.Limits {
 	l := xfer.DefaultLimits
-	l.Clients = cfg.MaxClients
+	l.Clients, l.Regions, l.Leases, l.Pushes = cfg.MaxClients, cfg.MaxRegions, cfg.MaxLeases, cfg.MaxTransfers
 	return l
 }
 

@@ -64,8 +64,8 @@ REST = [
     "__version__",
 ]
 MEMBERS = {
-    "Client": "allocate_cache boot_id close completed daemon_exited epoch node ping reconnect span status"
-    " version",
+    "Client": "allocate_cache boot_id close completed daemon_exited epoch node ping process_watched reconnect"
+    " span status version",
     "Layout": "block_bytes layer_shape order piece_bytes plane_block_bytes planes tp_rank tp_size",
     "Cache": "block_states drop evict layer lease memory write",
     "Lease": "exception fileno layer poll released revoke transfer_id visible_layers wait wait_layer"

@@ -54,6 +54,7 @@ class Session:
         self._pushes: dict[int, PushHandle] = {}
         self.node = self.epoch = self.boot_id = self.software = ""
         self.version = 0
+        self.process_watched = False
 
     def hello(self, body: dict[str, Any], timeout: float) -> None:
         """Starts the connection and greets the daemon."""
@@ -72,6 +73,7 @@ class Session:
             )
         self.node, self.epoch = wire.get(b, "node", ""), wire.get(b, "epoch", "")
         self.boot_id, self.software = wire.get(b, "boot_id", ""), wire.get(b, "software", "")
+        self.process_watched = wire.get(b, "process_watched", False)
 
     # Owner of pending things.
 
