@@ -80,9 +80,19 @@ class Daemon:
 
     @property
     def pid(self) -> int:
-        """The daemon's process id."""
+        """The daemon's process id. A prefix must become the daemon by exec."""
         assert self.process is not None
         return self.process.pid
+
+    @property
+    def reachable(self) -> bool:
+        """Whether its HTTP port can be asked from here."""
+        return not self._prefix and bool(self.info.get("http_addr"))
+
+    @property
+    def running(self) -> bool:
+        """Whether it has served and not ended."""
+        return self.process is not None and self.process.poll() is None and bool(self.info)
 
     def wait_ready(self) -> None:
         """Wait until the node says that it serves."""

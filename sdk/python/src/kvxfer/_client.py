@@ -156,8 +156,8 @@ class Client:
     def process_watched(self) -> bool:
         """Whether the daemon notices the exit of the process that connected.
 
-        False on a host whose kernel does not let it (before Linux 6.5, from another pid namespace): the end of
-        the connection alone tells it of this process's death, so a child that holds the socket open keeps the
+        False where the kernel does not let it (before Linux 6.5, from another pid namespace): the end of the
+        connection alone tells it of this process's death, so a child that holds the socket open keeps the
         leases.
         """
         return self._session.process_watched

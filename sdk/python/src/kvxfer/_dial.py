@@ -46,9 +46,9 @@ def dial(path: str, deadline: float) -> socket.socket:
 def open_daemon(sock: socket.socket) -> tuple[int, int]:
     """The daemon's pid, and a pidfd for it; each -1 where the kernel does not tell.
 
-    The kernel (Linux 6.5) hands the pidfd out by the socket, also for a daemon of another pid namespace, which
-    has no number here. On older ones it is opened by its number, before HELLO is answered, and an answer proves
-    that the process lived after that: so the number cannot have been given to another process.
+    The kernel (Linux 6.5) hands the pidfd out by the socket, also for a daemon of another pid namespace which
+    has no number here. On older ones it is opened by its number, before HELLO is answered, and an answer
+    proves that the process lived after that: so the number cannot have been given to another process.
     """
     pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     pid = pid if pid > 0 else -1
