@@ -84,6 +84,10 @@ class Daemon:
         assert self.process is not None
         return self.process.pid
 
+    def _own_pid(self) -> int:
+        """The daemon's process id as the daemon sees it."""
+        return self.pid
+
     @property
     def reachable(self) -> bool:
         """Whether its HTTP port can be asked from here."""
@@ -105,7 +109,7 @@ class Daemon:
             )
             with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
                 self.info = json.loads(path.read_text())
-                return bool(self.info["pid"] == self.process.pid)
+                return bool(self.info["pid"] == self._own_pid())
             return False
 
         until(f"daemon {self.name} to serve", ready)
@@ -126,13 +130,14 @@ class Daemon:
     def kill(self) -> None:
         """End it as a crash does."""
         assert self.process is not None
-        self.process.kill()
+        self.signal(signal.SIGKILL)
         self.process.wait()
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal."""
         assert self.process is not None
-        self.process.send_signal(number)
+        if self.process.poll() is None:  # else the number may be another's
+            os.kill(self.pid, number)
 
     def freeze(self) -> None:
         """Stop it by SIGSTOP, and wait until each of its threads stands. SIGCONT lets it go on."""
@@ -158,12 +163,12 @@ class Daemon:
         if self.process is None:
             return
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGCONT)
-            self.process.terminate()
+            self.signal(signal.SIGCONT)
+            self.signal(signal.SIGTERM)
             try:
                 self.process.wait(PATIENCE)
             except subprocess.TimeoutExpired:
-                self.process.send_signal(signal.SIGQUIT)  # the Go runtime prints every goroutine
+                self.signal(signal.SIGQUIT)  # the Go runtime prints every goroutine
                 try:
                     self.process.wait(PATIENCE)
                 finally:
@@ -261,6 +266,11 @@ class NatsServer:
             s.sendall(b"CONNECT {}\r\nSUB in 1\r\n")
             subjects = ask("INFO", subjects_filter=">").get("state", {}).get("subjects") or {}
             return [subject.removeprefix("$KV.kvxfer.") for subject in subjects if there(subject)]
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        assert self.process is not None
+        self.process.send_signal(number)
 
     def kill(self) -> None:
         """End it."""

@@ -30,7 +30,7 @@ class Footprint(NamedTuple):
 
 
 def threads(d: Daemon) -> int:
-    """Threads of the daemon. The Go runtime keeps those that it has made, so this is a bound for leaks only."""
+    """Threads of the daemon. The Go runtime keeps those that it has made: this only finds leaks."""
     return len(list(Path(f"/proc/{d.pid}/task").iterdir()))
 
 
