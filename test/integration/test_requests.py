@@ -90,6 +90,7 @@ def test_numbers_and_names(client: tuple[RawClient, int]) -> None:
     for ms in (0, -1, 86400001, 1 << 62):
         refused(raw, wire.LEASE, {**lease, "ttl_ms": ms}, INVALID, "ttl_ms", ids(0))
         refused(raw, wire.PUSH, {**push, "timeout_ms": ms}, INVALID, "timeout_ms", ids(0))
+    wrong: Any
     for wrong in (1 << 64, 0.5, "1", [], {}):
         refused(raw, wire.LEASE, {**lease, "ttl_ms": wrong}, VIOLATION, "ttl_ms", ids(0))
     refused(raw, wire.LEASE, {**lease, "mode": "x" * 5000}, INVALID, "mode", ids(0))
