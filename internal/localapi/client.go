@@ -33,6 +33,8 @@ type client struct {
 	s        *Server
 	conn     *net.UnixConn
 	pid, uid int // by SO_PEERCRED
+	process  *pidfd.Handle
+	watchErr error // why process is nil
 	in       *frameReader
 	out      *outQueue
 	requests *requestQueue
@@ -61,12 +63,12 @@ func (c *client) run() {
 	var helpers sync.WaitGroup
 	var writer sync.WaitGroup
 	writer.Go(c.out.write)
-	process := c.process()
-	if process != nil {
-		helpers.Go(func() { c.watch(process) })
+	watched := c.watched()
+	if watched {
+		helpers.Go(c.watch)
 	}
 
-	hello, err := c.handshake(process != nil)
+	hello, err := c.handshake(watched)
 	if err == nil {
 		helpers.Go(c.work)
 		c.out.answer(hello, false)
@@ -145,25 +147,24 @@ func (c *client) log(e ending) {
 	}
 }
 
-// process returns the client's process for watch. Without one (nil) the end of the connection alone tells of its death;
+// watched says whether the client's process is watched. Where not, the end of the connection alone tells of its death;
 // HELLO_OK says so.
-func (c *client) process() *pidfd.Handle {
-	h, err := c.s.o.ofPeer(c.conn, c.pid)
+func (c *client) watched() bool {
 	switch {
-	case err == nil:
-		return h
-	case errors.Is(err, pidfd.ErrGone):
+	case c.process != nil:
+		return true
+	case errors.Is(c.watchErr, pidfd.ErrGone):
 		c.end(ending{err: errExited})
 	default:
-		c.s.o.Logger.Warn("client's process cannot be watched: only the end of its connection tells of its death", "pid", c.pid, "uid", c.uid, "error", err)
+		c.s.o.Logger.Warn("client's process cannot be watched: only the end of its connection tells of its death", "pid", c.pid, "uid", c.uid, "error", c.watchErr)
 	}
-	return nil
+	return false
 }
 
 // watch ends the connection when the client's process exits: its children may hold the socket open.
-func (c *client) watch(h *pidfd.Handle) {
-	defer func() { _ = h.Close() }()
-	if err := h.Wait(c.ctx); err == nil {
+func (c *client) watch() {
+	defer func() { _ = c.process.Close() }()
+	if err := c.process.Wait(c.ctx); err == nil {
 		c.end(ending{err: errExited})
 	}
 }

@@ -181,10 +181,13 @@ func (s *Server) EndClients(reason error) {
 
 func (s *Server) stopAccepting() { s.closed.Do(s.sock.close) }
 
-// accept pauses after a failure (no descriptor is free) instead of asking in a loop.
+// accept pauses after a failure instead of asking in a loop.
 func (s *Server) accept() {
 	const maxPause = time.Second
 	var pause time.Duration
+	var kept spare
+	kept.open()
+	defer kept.close()
 	for {
 		conn, err := s.sock.l.AcceptUnix()
 		if errors.Is(err, net.ErrClosed) {
@@ -195,11 +198,20 @@ func (s *Server) accept() {
 				pause = 5 * time.Millisecond
 				s.o.Logger.Error("client could not be accepted", "error", err)
 			}
+			if exhausted(err) && kept.refuse(s.sock.l) {
+				continue
+			}
 			time.Sleep(pause)
 			pause = min(2*pause, maxPause)
 			continue
 		}
 		pause = 0
+		if !kept.open() {
+			s.o.Logger.Warn("client refused", "reason", "no descriptor is left")
+			tellExhausted(conn)
+			kept.open()
+			continue
+		}
 		s.admit(conn)
 	}
 }
@@ -216,6 +228,13 @@ func (s *Server) admit(conn *net.UnixConn) {
 		s.refuse(conn, fault.New(fault.PermissionDenied, "connect", "user %d is not allowed to use this daemon", uid))
 		return
 	}
+	// Here, not beside the accept loop: it takes a descriptor, and the loop knows when there is none left.
+	process, watchErr := s.o.ofPeer(conn, pid)
+	if exhausted(watchErr) {
+		s.o.Logger.Warn("client refused", "reason", "no descriptor is left", "pid", pid, "uid", uid)
+		tellExhausted(conn) // served now it would be unwatched for good
+		return
+	}
 	s.mu.Lock()
 	err = s.ending
 	if n := len(s.clients); err == nil && n >= s.o.MaxClients {
@@ -223,10 +242,14 @@ func (s *Server) admit(conn *net.UnixConn) {
 	}
 	if err != nil {
 		s.mu.Unlock()
+		if process != nil {
+			_ = process.Close()
+		}
 		s.refuse(conn, err)
 		return
 	}
 	c := newClient(s, conn, pid, uid)
+	c.process, c.watchErr = process, watchErr
 	s.clients[c] = struct{}{}
 	s.mu.Unlock()
 	s.wg.Go(func() {

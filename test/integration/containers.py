@@ -97,5 +97,9 @@ class ContainedDaemon(Daemon):
     def pid(self) -> int:
         return only_child(super().pid)
 
+    @property
+    def reachable(self) -> bool:
+        return False
+
     def _own_pid(self) -> int:
         return 1

@@ -39,7 +39,7 @@ def until(
 
 
 class Daemon:
-    """One ``kvxfer serve``. ``args`` win over the defaults; ``prefix`` runs it in a network namespace."""
+    """One ``kvxfer serve``. ``args`` win over the defaults; ``prefix`` is a command that runs it."""
 
     def __init__(
         self,
@@ -90,8 +90,8 @@ class Daemon:
 
     @property
     def reachable(self) -> bool:
-        """Whether its HTTP port can be asked from here."""
-        return not self._prefix and bool(self.info.get("http_addr"))
+        """Whether its HTTP port can be asked from here: not in a network namespace of its own."""
+        return self._prefix[:1] != ("ip",) and bool(self.info.get("http_addr"))
 
     @property
     def running(self) -> bool:

@@ -97,8 +97,10 @@ def opened() -> Iterator[contextlib.ExitStack]:
 
 
 def test_slow_hellos(daemon: Start, opened: contextlib.ExitStack, rng: random.Random) -> None:
-    """On every port who never ends its first message is put out; others are served meanwhile. On the socket each
-    counts as a client until then, so where that are too many, others get in afterwards."""
+    """On every port who never ends its first message is put out; others are served meanwhile.
+
+    On the socket each counts as a client until then, so where that are too many, others get in afterwards.
+    """
     d = daemon("n0", "--max-clients", "20")
     work(d, rng)
     before = Footprint.of(d).fds
@@ -113,7 +115,7 @@ def test_slow_hellos(daemon: Start, opened: contextlib.ExitStack, rng: random.Ra
     for t in threads:
         t.start()
     work(d, rng)
-    silent = [opened.enter_context(dial_socket(d)) for _ in range(17)]
+    silent = [opened.enter_context(dial_socket(d)) for _ in range(20)]
 
     def full() -> bool:
         try:
