@@ -24,6 +24,7 @@
 //   - HELLO comes first and soon: TestHello, TestHelloTimeout
 //   - every answer has its request's id, violations end the connection with id 0: TestRequests, TestViolations
 //   - no descriptor leaks, whatever is sent: TestDescriptors, FuzzConnection
+//   - where the process has no descriptor left, who comes and who hands one over is told so: TestNoDescriptorIsLeft
 //   - slow requests keep their order and hold up no layer: TestQuickKindsOvertake, TestRequestQueueIsBounded
 //   - the answer to LEASE and PUSH comes before their events: TestAnswerComesBeforeEvents
 //   - a client that does not read is cut off, and the engine never waits: TestClientThatDoesNotRead, TestWriteTimeout

@@ -39,26 +39,24 @@ func (s *spare) close() {
 	}
 }
 
-// moment is how long refuse waits for a connection (without descriptors accept fails also where nobody comes), and how
-// long its socket, which is empty, may take to hold an ERROR.
+// moment is how long accept waits for a connection (without descriptors it fails also where nobody comes), and how long
+// its socket, which is empty, may take to hold an ERROR.
 const moment = 20 * time.Millisecond
 
-// refuse takes the next connection of l, if there is one, on the spare descriptor and refuses it. The caller pauses
-// where it reports false.
-func (s *spare) refuse(l *net.UnixListener) bool {
-	if s.f == nil {
-		return false
+// accept takes the next connection of l, if there is one, in the place of the spare descriptor. It is nil where not.
+func (s *spare) accept(l *net.UnixListener) *net.UnixConn {
+	if !s.open() {
+		return nil
 	}
 	s.close()
-	defer s.open()
 	_ = l.SetDeadline(time.Now().Add(moment))
 	conn, err := l.AcceptUnix()
 	_ = l.SetDeadline(time.Time{})
 	if err != nil {
-		return false
+		s.open()
+		return nil
 	}
-	tellExhausted(conn)
-	return true
+	return conn
 }
 
 // tellExhausted refuses a connection at once: lingering would keep its descriptor.

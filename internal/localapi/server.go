@@ -193,13 +193,15 @@ func (s *Server) accept() {
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
+		if exhausted(err) {
+			if c := kept.accept(s.sock.l); c != nil {
+				conn, err = c, nil
+			}
+		}
 		if err != nil {
 			if pause == 0 {
 				pause = 5 * time.Millisecond
 				s.o.Logger.Error("client could not be accepted", "error", err)
-			}
-			if exhausted(err) && kept.refuse(s.sock.l) {
-				continue
 			}
 			time.Sleep(pause)
 			pause = min(2*pause, maxPause)
