@@ -47,7 +47,8 @@ def daemon(tmp_path: Path, run_dir: Path) -> Iterator[Start]:
     started: list[Daemon] = []
 
     def start(name: str, *args: str, wait: bool = True, **kwargs: object) -> Daemon:
-        d = Daemon(name, tmp_path / name, run_dir, *args, **kwargs)  # type: ignore[arg-type]
+        state = kwargs.pop("state", tmp_path / name)
+        d = Daemon(name, state, run_dir, *args, **kwargs)  # type: ignore[arg-type]
         started.append(d)
         return d.start(wait)
 

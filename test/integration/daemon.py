@@ -50,11 +50,12 @@ class Daemon:
         prefix: Sequence[str] = (),
         env: dict[str, str] | None = None,
         binary: Path = BINARY,
+        logs: Path | None = None,
     ) -> None:
         self.name, self.state, self._binary = name, state, binary
         self.socket = run / f"{name}.sock"
-        self.trace_file = state / "trace.jsonl"
-        self.log_path = state / "log.txt"
+        self.trace_file = (logs or state) / "trace.jsonl"
+        self.log_path = (logs or state) / "log.txt"
         self._args, self._prefix, self._env = args, prefix, env or {}
         self.info: dict[str, Any] = {}
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
