@@ -66,13 +66,20 @@ class RawClient:
         self, kind: int, body: dict[str, Any], fds: tuple[int, ...] = (), array: bytes = b""
     ) -> tuple[int, dict[str, Any]]:
         """A request's answer: its kind (OK, HELLO_OK or ERROR) and its body."""
+        frame = self.ask_frame(kind, body, array, fds)
+        return frame.kind, frame.body()
+
+    def ask_frame(
+        self, kind: int, body: dict[str, Any], array: bytes = b"", fds: tuple[int, ...] = ()
+    ) -> wire.Frame:
+        """A request's whole answer."""
         self._request += 1
         self.send(wire.head(kind, self._request, body, len(array), fds=len(fds)) + array, fds)
         frame = self.receive()
         while frame.request == 0 and frame.kind != wire.ERROR:  # an event
             frame = self.receive()
         assert frame.request == self._request, frame
-        return frame.kind, frame.body()
+        return frame
 
     def hello(self) -> None:
         """Open the connection."""
