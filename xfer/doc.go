@@ -26,4 +26,5 @@
 //   - blocks under a lease or held by a push are not leased again: TestBusyBlocksAreRefused
 //   - a ticket is bound once, and only with its secret: TestTicketIsBoundOnce
 //   - no bytes move between caches that differ: TestMismatchMovesNothing
+//   - nodes agree on durations alone, their clocks may be hours apart: TestClocksHoursApart
 package xfer

@@ -48,13 +48,19 @@ type node struct {
 type network struct {
 	mu      sync.Mutex
 	nodes   map[string]*node
+	clock   func(name string) xfer.Clock
 	links   []*link
 	session atomic.Uint64
 	wg      sync.WaitGroup
 }
 
 func newNetwork(t testing.TB, names ...string) *network {
-	n := &network{nodes: map[string]*node{}}
+	return newNetworkOfClocks(t, func(string) xfer.Clock { return xfer.NewClock() }, names...)
+}
+
+// newNetworkOfClocks gives each node a clock of its own.
+func newNetworkOfClocks(t testing.TB, clock func(name string) xfer.Clock, names ...string) *network {
+	n := &network{nodes: map[string]*node{}, clock: clock}
 	for i, name := range names {
 		n.nodes[name] = newNode(t, n, name, fmt.Sprintf("%032x", i+1))
 	}
@@ -63,7 +69,7 @@ func newNetwork(t testing.TB, names ...string) *network {
 }
 
 func newNode(t testing.TB, net0 *network, name, epoch string) *node {
-	clock := xfer.NewClock()
+	clock := net0.clock(name)
 	p, err := tcp.New(tcp.Options{Clock: clock, Lanes: 2})
 	require.NoError(t, err)
 	db, _, err := blockdb.Open(blockdb.Options{Dir: "db", FS: vfs.NewMem(), BootID: "boot", BallastBytes: 64 << 10, Logger: slog.New(slog.DiscardHandler)})

@@ -56,7 +56,7 @@ class Daemon:
         self.socket = run / f"{name}.sock"
         self.trace_file = (logs or state) / "trace.jsonl"
         self.log_path = (logs or state) / "log.txt"
-        self._args, self._prefix, self._env = args, prefix, env or {}
+        self._args, self.prefix, self._env = args, prefix, env or {}
         self.info: dict[str, Any] = {}
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.process: subprocess.Popen[bytes] | None = None
@@ -64,7 +64,7 @@ class Daemon:
     def start(self, wait: bool = True) -> Daemon:
         """Start the process, by default until it serves."""
         command = [
-            *self._prefix, str(self._binary), "serve", "--node", self.name, "--state-dir", str(self.state),
+            *self.prefix, str(self._binary), "serve", "--node", self.name, "--state-dir", str(self.state),
             "--socket", str(self.socket), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0",
             "--trace-file", str(self.trace_file), *self._args,
         ]  # fmt: skip
@@ -92,7 +92,7 @@ class Daemon:
     @property
     def reachable(self) -> bool:
         """Whether its HTTP port can be asked from here: not in a network namespace of its own."""
-        return self._prefix[:1] != ("ip",) and bool(self.info.get("http_addr"))
+        return self.prefix[:1] != ("ip",) and bool(self.info.get("http_addr"))
 
     @property
     def running(self) -> bool:
