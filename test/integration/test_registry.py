@@ -77,8 +77,7 @@ def test_transfers_go_on_without_the_registry(nats: NatsServer, daemon: Start, r
 
 
 def test_nothing_is_stale_after_an_outage(nats: NatsServer, daemon: Start, rng: random.Random) -> None:
-    """What ended while the registry was away is not there when it is back, what began is; leases and transfers
-    between nodes that knew each other went on."""
+    """What ended while the registry was away is not there when it is back, and what began is."""
     a, b, c = (daemon(name, *LIVELY, "--nats", nats.url) for name in ("a", "b", "c"))
     with a.connect() as near, b.connect() as far:
         sees(near, "a", "b", "c")
