@@ -48,4 +48,5 @@
 //     TestScatterStaysInsideWhatIsAdvertised
 //   - a raw region that was taken back is never written again: TestRevokedAdvertisementIsNeverWrittenAgain
 //   - an advertisement never holds a drain up: TestDrainEndsAdvertisements
+//   - nodes agree on durations alone, their clocks may be hours apart: TestClocksHoursApart
 package xfer

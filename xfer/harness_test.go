@@ -48,6 +48,7 @@ type node struct {
 type network struct {
 	mu      sync.Mutex
 	nodes   map[string]*node
+	clock   func(name string) xfer.Clock
 	links   []*link
 	caches  map[string]netCache // by node, tenant and name
 	session atomic.Uint64
@@ -55,7 +56,12 @@ type network struct {
 }
 
 func newNetwork(t testing.TB, names ...string) *network {
-	n := &network{nodes: map[string]*node{}, caches: map[string]netCache{}}
+	return newNetworkOfClocks(t, func(string) xfer.Clock { return xfer.NewClock() }, names...)
+}
+
+// newNetworkOfClocks gives each node a clock of its own.
+func newNetworkOfClocks(t testing.TB, clock func(name string) xfer.Clock, names ...string) *network {
+	n := &network{nodes: map[string]*node{}, clock: clock, caches: map[string]netCache{}}
 	for i, name := range names {
 		n.nodes[name] = newNode(t, n, name, fmt.Sprintf("%032x", i+1))
 	}
@@ -64,7 +70,7 @@ func newNetwork(t testing.TB, names ...string) *network {
 }
 
 func newNode(t testing.TB, net0 *network, name, epoch string) *node {
-	clock := xfer.NewClock()
+	clock := net0.clock(name)
 	p, err := tcp.New(tcp.Options{Clock: clock, Lanes: 2})
 	require.NoError(t, err)
 	db, _, err := blockdb.Open(blockdb.Options{Dir: "db", FS: vfs.NewMem(), BootID: "boot", BallastBytes: 64 << 10, Logger: slog.New(slog.DiscardHandler)})

@@ -40,6 +40,8 @@ type Config struct {
 	Lanes        int
 	MaxClients   int
 
+	MaxRegions, MaxLeases, MaxTransfers int // per client
+
 	DrainTimeout time.Duration
 	Heartbeat    time.Duration
 
@@ -72,6 +74,7 @@ func (c *Config) LogValue() slog.Value {
 		slog.String("tls_cert", c.TLSCert), slog.String("tls_key", c.TLSKey), slog.String("tls_ca", c.TLSCA),
 		slog.Bool("tls_lanes", c.TLSLanes), slog.Bool("insecure_peers", c.InsecurePeers), slog.String("tenant", c.Tenant),
 		slog.Any("allow_tenants", c.AllowTenants), slog.Any("allow_uid", c.AllowUIDs), slog.Int("lanes", c.Lanes), slog.Int("max_clients", c.MaxClients),
+		slog.Int("max_regions", c.MaxRegions), slog.Int("max_leases", c.MaxLeases), slog.Int("max_transfers", c.MaxTransfers),
 		slog.Duration("drain_timeout", c.DrainTimeout), slog.Duration("heartbeat", c.Heartbeat),
 		slog.String("trace_file", c.TraceFile), slog.String("log_level", c.LogLevel),
 		slog.String("log_format", c.LogFormat), slog.Any("providers", c.Providers))

@@ -94,7 +94,7 @@ func TestDefaults(t *testing.T) {
 	c, err := load(nil, []string{home}, testHost(nil))
 	require.NoError(t, err)
 	want := Config{Node: "host-1", StateDir: "/home/u/.local/state/kvxfer", Socket: "/tmp/kvxfer-1000/kvxfer.sock",
-		Listen: "127.0.0.1:7420", Advertise: "127.0.0.1:7420", HTTP: "127.0.0.1:7421", Tenant: "default", Lanes: 4, MaxClients: 256,
+		Listen: "127.0.0.1:7420", Advertise: "127.0.0.1:7420", HTTP: "127.0.0.1:7421", Tenant: "default", Lanes: 4, MaxClients: 256, MaxRegions: 64, MaxLeases: 8192, MaxTransfers: 8192,
 		DrainTimeout: 10 * time.Second, Heartbeat: 2 * time.Second, LogLevel: "info", LogFormat: "text", Providers: []string{"shm", "tcp"}}
 	assert.Equal(t, want, *c)
 
@@ -164,6 +164,9 @@ var samples = map[string]struct {
 		[4]any{[]AllowedTenant{{Name: "z"}}, []AllowedTenant{{"z", []int{1}}, {"b", []int{2, 0}}}, []AllowedTenant{{Name: "c"}}, []AllowedTenant{{"d", []int{4294967294}}}}},
 	"lanes":         {func(c *Config) any { return c.Lanes }, [4]string{"1", "64", "2", "3"}, [4]any{1, 64, 2, 3}},
 	"max-clients":   {func(c *Config) any { return c.MaxClients }, [4]string{"1", "65536", "2", "3"}, [4]any{1, 65536, 2, 3}},
+	"max-regions":   {func(c *Config) any { return c.MaxRegions }, [4]string{"1", "4096", "2", "3"}, [4]any{1, 4096, 2, 3}},
+	"max-leases":    {func(c *Config) any { return c.MaxLeases }, [4]string{"1", "1048576", "2", "3"}, [4]any{1, 1048576, 2, 3}},
+	"max-transfers": {func(c *Config) any { return c.MaxTransfers }, [4]string{"1", "1048576", "2", "3"}, [4]any{1, 1048576, 2, 3}},
 	"drain-timeout": {func(c *Config) any { return c.DrainTimeout }, [4]string{"0", "1h", "3s", "1m30s"}, [4]any{time.Duration(0), time.Hour, 3 * time.Second, 90 * time.Second}},
 	"heartbeat":     {func(c *Config) any { return c.Heartbeat }, [4]string{"50ms", "10m", "1s", "3s"}, [4]any{50 * time.Millisecond, 10 * time.Minute, time.Second, 3 * time.Second}},
 	"trace-file":    {func(c *Config) any { return c.TraceFile }, [4]string{"/a", "b", "/c", "/d"}, [4]any{"/a", "/home/u/b", "/c", "/d"}},
@@ -203,6 +206,9 @@ var wrong = map[string][]string{
 	"allow-tenants":  {"a b", "a:", "a:root", "a,a:1", "a:1;b", "a:-1", ","},
 	"lanes":          {"", "0", "65", "4.5", "four", "1e1", "99999999999999999999"},
 	"max-clients":    {"", "0", "65537"},
+	"max-regions":    {"", "0", "4097"},
+	"max-leases":     {"", "0", "1048577"},
+	"max-transfers":  {"", "0", "1048577"},
 	"drain-timeout":  {"", "-1s", "1h1ms", "10"},
 	"heartbeat":      {"", "49ms", "10m1s", "2"},
 	"trace-file":     {"a\x00"},

@@ -8,7 +8,8 @@
 // that was deleted can be locked a second time while the first process still writes into its clients' memory. So a
 // daemon that has the lock also reads the record and, when that process still lives, waits for its exit on a pidfd. It
 // grants nothing before. What neither guard sees: a state directory that was wiped as a whole under a live daemon, or
-// one that is shared by processes that cannot see each other (other pid namespaces), where only the lock counts.
+// one that is shared by processes that cannot see each other (other pid namespaces) or count their
+// time differently (other time namespaces), where only the lock counts.
 //
 // Invariants, each with the test that holds it:
 //   - while the old process lives, stopped or not, nobody acquires, and the error names its pid: TestWaitsForALiveProcess,

@@ -35,6 +35,8 @@ type client struct {
 	s        *Server
 	conn     *net.UnixConn
 	pid, uid int // by SO_PEERCRED
+	process  *pidfd.Handle
+	watchErr error // why process is nil
 	in       *frameReader
 	out      *outQueue
 	requests *requestQueue
@@ -66,9 +68,12 @@ func (c *client) run() {
 	var helpers sync.WaitGroup
 	var writer sync.WaitGroup
 	writer.Go(c.out.write)
-	helpers.Go(c.watch)
+	watched := c.watched()
+	if watched {
+		helpers.Go(c.watch)
+	}
 
-	hello, err := c.handshake()
+	hello, err := c.handshake(watched)
 	if err == nil {
 		helpers.Go(c.work)
 		c.out.answer(hello, false)
@@ -148,20 +153,24 @@ func (c *client) log(e ending) {
 	}
 }
 
+// watched says whether the client's process is watched. Where not, the end of the connection alone tells of its death;
+// HELLO_OK says so.
+func (c *client) watched() bool {
+	switch {
+	case c.process != nil:
+		return true
+	case errors.Is(c.watchErr, pidfd.ErrGone):
+		c.end(ending{err: errExited})
+	default:
+		c.s.o.Logger.Warn("client's process cannot be watched: only the end of its connection tells of its death", "pid", c.pid, "uid", c.uid, "error", c.watchErr)
+	}
+	return false
+}
+
 // watch ends the connection when the client's process exits: its children may hold the socket open.
 func (c *client) watch() {
-	h, err := pidfd.OfPeer(c.conn, c.pid)
-	if errors.Is(err, pidfd.ErrGone) {
-		c.end(ending{err: errExited})
-		return
-	}
-	if err != nil {
-		// It has no number in this pid namespace, or the kernel has no pidfds. The end of the connection is left.
-		c.s.o.Logger.Warn("client's process cannot be watched", "pid", c.pid, "error", err)
-		return
-	}
-	defer func() { _ = h.Close() }()
-	if err := h.Wait(c.ctx); err == nil {
+	defer func() { _ = c.process.Close() }()
+	if err := c.process.Wait(c.ctx); err == nil {
 		c.end(ending{err: errExited})
 	}
 }
@@ -174,8 +183,9 @@ type refusal struct {
 
 func (r *refusal) Error() string { return r.err.Error() }
 
-// handshake reads HELLO, attaches the client to the engine and returns the answer.
-func (c *client) handshake() (wire.Frame, error) {
+// handshake reads HELLO, attaches the client to the engine and returns the answer; watched says that the client's
+// process is.
+func (c *client) handshake(watched bool) (wire.Frame, error) {
 	_ = c.conn.SetReadDeadline(time.Now().Add(c.s.o.Limits.Hello))
 	if c.ctx.Err() != nil { // end was there first; its deadline must stay
 		_ = c.conn.SetReadDeadline(time.Unix(1, 0))
@@ -194,7 +204,7 @@ func (c *client) handshake() (wire.Frame, error) {
 	case f.Request == 0:
 		return wire.Frame{}, violation("request_id", "HELLO has id 0, allowed any other")
 	}
-	answer, err := c.hello(f, len(fds))
+	answer, err := c.hello(f, len(fds), watched)
 	if err != nil {
 		return wire.Frame{}, &refusal{f.Request, err}
 	}
@@ -205,7 +215,7 @@ func (c *client) handshake() (wire.Frame, error) {
 	return answer, nil
 }
 
-func (c *client) hello(f wire.Frame, nfds int) (wire.Frame, error) {
+func (c *client) hello(f wire.Frame, nfds int, watched bool) (wire.Frame, error) {
 	if err := shape(f, nfds); err != nil {
 		return wire.Frame{}, err
 	}
@@ -234,7 +244,7 @@ func (c *client) hello(f wire.Frame, nfds int) (wire.Frame, error) {
 	}
 	answer, err := wire.NewFrame(wire.KindHelloOK, f.Request, &wire.Hello{
 		MinVersion: wire.MinVersion, MaxVersion: wire.MaxVersion, Version: version, Tenant: h.Tenant,
-		Software: c.s.o.Software, Node: c.s.o.Node, Epoch: c.s.o.Epoch, BootID: c.s.o.BootID}, nil)
+		Software: c.s.o.Software, Node: c.s.o.Node, Epoch: c.s.o.Epoch, BootID: c.s.o.BootID, ProcessWatched: watched}, nil)
 	if err != nil {
 		return wire.Frame{}, err
 	}

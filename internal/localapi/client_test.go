@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/internal/pidfd"
 	"github.com/kvxfer/kvxfer/internal/wire"
 	"github.com/kvxfer/kvxfer/xfer"
 )
@@ -215,6 +217,31 @@ func TestProcessExit(t *testing.T) {
 	require.NoError(t, unix.Kill(heir, 0), "the child of the client still holds the socket")
 	_ = cmd.Wait()
 	_ = in.Close()
+}
+
+func TestUnseenProcess(t *testing.T) {
+	e := newEngine(t)
+	watched := func(c *testClient) bool {
+		var h wire.Hello
+		f := c.ask(wire.KindHello, hello(), nil)
+		require.NoError(t, f.Decode(&h))
+		return h.ProcessWatched
+	}
+	o := options(t, e)
+	o.ofPeer = func(syscall.Conn, int) (*pidfd.Handle, error) { return pidfd.Open(0) } // an old kernel, another pid namespace
+	c := dial(t, serve(t, o))
+	assert.False(t, watched(c))
+	assert.Equal(t, wire.KindOK, c.ask(wire.KindPing, nil, nil).Kind, "it is served all the same")
+	require.NoError(t, c.conn.Close())
+	e.wait("gone", 1)
+
+	o = options(t, e)
+	assert.True(t, watched(dial(t, serve(t, o))))
+
+	o = options(t, e)
+	o.ofPeer = func(syscall.Conn, int) (*pidfd.Handle, error) { return nil, pidfd.ErrGone }
+	c = dial(t, serve(t, o))
+	c.ended() // whoever holds the other end is not who connected
 }
 
 func TestDescriptors(t *testing.T) {

@@ -14,7 +14,9 @@
 // bytes, or when the socket takes nothing for a time, the client is cut off.
 //
 // The death of a client is the end of its connection or of its process, whichever is seen first: forked children hold
-// sockets open. The process is the one that connected.
+// sockets open. The process is the one that connected, in whichever pid namespace: the kernel hands its pidfd out by the
+// socket (Linux 6.5). On older kernels it is opened by the number in SO_PEERCRED, and one without a number here cannot
+// be watched; HELLO_OK and a log line say so. The pid in HELLO is the client's own word, and only for traces.
 //
 // Invariants, each with the test that holds it:
 //   - a live socket is never taken from its owner, a stale one is: TestSocketFile, TestSocketOfAnotherProgram
@@ -22,11 +24,13 @@
 //   - HELLO comes first and soon: TestHello, TestHelloTimeout
 //   - every answer has its request's id, violations end the connection with id 0: TestRequests, TestViolations
 //   - no descriptor leaks, whatever is sent: TestDescriptors, FuzzConnection
+//   - where the process has no descriptor left, who comes and who hands one over is told so: TestNoDescriptorIsLeft
 //   - slow requests keep their order and hold up no layer: TestQuickKindsOvertake, TestRequestQueueIsBounded
 //   - what waits for other nodes holds up nothing, and a lease of an instance is answered before its first event:
 //     TestLongRequestsHoldUpNothing, TestKeysAndInstances
 //   - the answer to LEASE and PUSH comes before their events: TestAnswerComesBeforeEvents
 //   - a client that does not read is cut off, and the engine never waits: TestClientThatDoesNotRead, TestWriteTimeout
 //   - ClientGone comes once, last, on EOF and on the process's exit: TestClientGone, TestProcessExit
+//   - no number is taken for a process that cannot be seen, and the client is told: TestUnseenProcess
 //   - nothing is left after Close: TestClose, and goleak over all tests
 package localapi

@@ -35,11 +35,15 @@ const maxGroups = 2
 type fdGroup struct {
 	low, high uint64
 	fds       []int
+	lost      bool // not all of them: this process had no room for more
 }
 
 func newFrameReader(conn *net.UnixConn) *frameReader {
 	return &frameReader{conn: conn, buf: make([]byte, readBuffer), oob: make([]byte, unix.CmsgSpace(4*int(wire.LocalLimits.FDs)))}
 }
+
+// errLostFDs comes with a frame whose descriptors could not be received; the stream goes on behind it.
+var errLostFDs = errExhausted("frame")
 
 // next returns a frame and its descriptors, which are the caller's from then on. io.EOF comes back unchanged when the
 // stream ends between frames.
@@ -54,7 +58,12 @@ func (f *frameReader) next() (wire.Frame, []int, error) {
 	}
 	var fds []int
 	if len(f.groups) > 0 && f.groups[0].low <= start && start < f.groups[0].high && frame.FDs > 0 {
-		fds, f.groups = f.groups[0].fds, f.groups[1:]
+		g := f.groups[0]
+		fds, f.groups = g.fds, f.groups[1:]
+		if g.lost {
+			closeAll(fds)
+			return frame, nil, errLostFDs
+		}
 	}
 	if len(fds) != int(frame.FDs) {
 		closeAll(fds)
@@ -91,8 +100,10 @@ func (f *frameReader) Read(p []byte) (int, error) {
 func (f *frameReader) receive(p []byte, low uint64) (int, error) {
 	n, oobn, flags, _, err := f.conn.ReadMsgUnix(p, f.oob) // sets MSG_CMSG_CLOEXEC
 	fds, parseErr := rights(f.oob[:oobn])
-	if len(fds) > 0 {
-		f.groups = append(f.groups, fdGroup{low: low, high: low + uint64(n), fds: fds})
+	// The kernel gives as many as this process may have, and the buffer has room for a frame's most.
+	lost := flags&unix.MSG_CTRUNC != 0 && len(fds) < int(wire.LocalLimits.FDs)
+	if len(fds) > 0 || lost {
+		f.groups = append(f.groups, fdGroup{low: low, high: low + uint64(n), fds: fds, lost: lost})
 	}
 	switch {
 	case len(f.groups) > maxGroups:
@@ -101,7 +112,7 @@ func (f *frameReader) receive(p []byte, low uint64) (int, error) {
 		return 0, err
 	case parseErr != nil:
 		return 0, fault.Wrap(fault.ProtocolViolation, "frame", parseErr)
-	case flags&unix.MSG_CTRUNC != 0:
+	case flags&unix.MSG_CTRUNC != 0 && !lost:
 		return 0, violation("fd_count", "more descriptors came than the %d allowed", wire.LocalLimits.FDs)
 	}
 	return n, nil

@@ -1,6 +1,8 @@
 package localapi
 
 import (
+	"errors"
+
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/internal/hostmem"
 	"github.com/kvxfer/kvxfer/internal/wire"
@@ -11,6 +13,10 @@ import (
 func (c *client) read() error {
 	for {
 		f, fds, err := c.in.next()
+		if errors.Is(err, errLostFDs) && f.Request != 0 {
+			c.refuse(f.Request, err)
+			continue
+		}
 		if err != nil {
 			return err
 		}

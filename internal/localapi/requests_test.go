@@ -27,7 +27,7 @@ func TestHello(t *testing.T) {
 	var h wire.Hello
 	require.NoError(t, f.Decode(&h))
 	assert.Equal(t, wire.Hello{MinVersion: 1, MaxVersion: 1, Version: 1, Tenant: "team", Software: "kvxfer test", Node: "node-0",
-		Epoch: strings.Repeat("ab", 16), BootID: "boot"}, h)
+		Epoch: strings.Repeat("ab", 16), BootID: "boot", ProcessWatched: true}, h)
 	assert.Equal(t, xfer.ClientInfo{Tenant: "team", Process: "decode", Pid: 77, Uid: unix.Getuid()}, e.info(1))
 
 	c = dial(t, s)

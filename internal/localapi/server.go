@@ -8,9 +8,11 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/internal/pidfd"
 	"github.com/kvxfer/kvxfer/internal/wire"
 	"github.com/kvxfer/kvxfer/xfer"
 )
@@ -54,6 +56,8 @@ type Options struct {
 	Status func() wire.Status
 	Limits Limits
 	Logger *slog.Logger // nil: slog.Default
+
+	ofPeer func(conn syscall.Conn, pid int) (*pidfd.Handle, error) // the tests'; nil: pidfd.OfPeer
 }
 
 // Limits bound what one client can make the daemon wait for and hold. Zero fields get the defaults.
@@ -111,6 +115,9 @@ func Serve(ctx context.Context, o Options) (*Server, error) {
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
+	}
+	if o.ofPeer == nil {
+		o.ofPeer = pidfd.OfPeer
 	}
 	if o.Status == nil {
 		st := wire.Status{Node: o.Node, Epoch: o.Epoch, Version: o.Software}
@@ -178,14 +185,22 @@ func (s *Server) EndClients(reason error) {
 
 func (s *Server) stopAccepting() { s.closed.Do(s.sock.close) }
 
-// accept pauses after a failure (no descriptor is free) instead of asking in a loop.
+// accept pauses after a failure instead of asking in a loop.
 func (s *Server) accept() {
 	const maxPause = time.Second
 	var pause time.Duration
+	var kept spare
+	kept.open()
+	defer kept.close()
 	for {
 		conn, err := s.sock.l.AcceptUnix()
 		if errors.Is(err, net.ErrClosed) {
 			return
+		}
+		if exhausted(err) {
+			if c := kept.accept(s.sock.l); c != nil {
+				conn, err = c, nil
+			}
 		}
 		if err != nil {
 			if pause == 0 {
@@ -197,6 +212,12 @@ func (s *Server) accept() {
 			continue
 		}
 		pause = 0
+		if !kept.open() {
+			s.o.Logger.Warn("client refused", "reason", "no descriptor is left")
+			tellExhausted(conn)
+			kept.open()
+			continue
+		}
 		s.admit(conn)
 	}
 }
@@ -213,6 +234,13 @@ func (s *Server) admit(conn *net.UnixConn) {
 		s.refuse(conn, fault.New(fault.PermissionDenied, "connect", "user %d is not allowed to use this daemon", uid))
 		return
 	}
+	// Here, not beside the accept loop: it takes a descriptor, and the loop knows when there is none left.
+	process, watchErr := s.o.ofPeer(conn, pid)
+	if exhausted(watchErr) {
+		s.o.Logger.Warn("client refused", "reason", "no descriptor is left", "pid", pid, "uid", uid)
+		tellExhausted(conn) // served now it would be unwatched for good
+		return
+	}
 	s.mu.Lock()
 	err = s.ending
 	if n := len(s.clients); err == nil && n >= s.o.MaxClients {
@@ -220,10 +248,14 @@ func (s *Server) admit(conn *net.UnixConn) {
 	}
 	if err != nil {
 		s.mu.Unlock()
+		if process != nil {
+			_ = process.Close()
+		}
 		s.refuse(conn, err)
 		return
 	}
 	c := newClient(s, conn, pid, uid)
+	c.process, c.watchErr = process, watchErr
 	s.clients[c] = struct{}{}
 	s.mu.Unlock()
 	s.wg.Go(func() {

@@ -262,7 +262,7 @@ func tenants(cfg config.Config) map[string][]int {
 
 func limits(cfg config.Config) xfer.Limits {
 	l := xfer.DefaultLimits
-	l.Clients = cfg.MaxClients
+	l.Clients, l.Regions, l.Leases, l.Transfers = cfg.MaxClients, cfg.MaxRegions, cfg.MaxLeases, cfg.MaxTransfers
 	return l
 }
 

@@ -42,7 +42,7 @@ func (s *Links) Serve(ctx context.Context, ln net.Listener) error {
 		switch {
 		case err == nil:
 			pause = 0
-			v := s.door.enter(conn, true)
+			v := s.door.enter(conn)
 			wg.Go(func() { _ = s.serve(ctx, v) })
 			continue
 		case ctx.Err() != nil:
@@ -65,7 +65,7 @@ func (s *Links) Serve(ctx context.Context, ln net.Listener) error {
 // ServeConn does for one connection what Serve does. It returns when the handshake is over: nil when there is a link
 // or a lane now, else the reason, with the connection closed.
 func (s *Links) ServeConn(ctx context.Context, conn net.Conn) error {
-	return s.serve(ctx, s.door.enter(conn, true))
+	return s.serve(ctx, s.door.enter(conn))
 }
 
 func (s *Links) serve(ctx context.Context, v *visitor) error {
@@ -138,10 +138,7 @@ func (s *Links) acceptLane(conn net.Conn, prefix []byte, free func() bool) error
 	if s.opt.Lanes == nil {
 		return fault.New(fault.NotSupported, "lane", "no provider here takes lanes")
 	}
-	v := s.lanes.enter(conn, false)
-	if v == nil {
-		return fault.New(fault.ResourceExhausted, "lane", "%d lanes are in their hello", s.lanes.max)
-	}
+	v := s.lanes.enter(conn)
 	defer s.lanes.leave(v)
 	if !free() {
 		return fault.New(fault.Closed, "lane", "put out")

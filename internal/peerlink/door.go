@@ -7,7 +7,8 @@ import (
 )
 
 // door bounds how many connections are in their hello. When it is full the one that has taken longest is put out, so
-// that connections which say nothing cannot keep out those that do; a hello takes a round trip.
+// that connections which say nothing cannot keep out those that do; a hello takes a round trip. For lanes, which have a
+// door of their own, the provider hears of it as of a lane that broke: at worst a peer's new session is lost with it.
 type door struct {
 	max int
 
@@ -20,18 +21,15 @@ type visitor struct {
 	out  bool // closed to make room
 }
 
-// enter takes a connection in; leave must follow. With evict false a full door stays as it is and nil comes back.
-func (d *door) enter(conn net.Conn, evict bool) *visitor {
+// enter takes a connection in; leave must follow.
+func (d *door) enter(conn net.Conn) *visitor {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if len(d.visitors) >= d.max {
-		if !evict {
-			return nil
-		}
 		oldest := d.visitors[0]
 		oldest.out = true
 		d.visitors = slices.Delete(d.visitors, 0, 1)
-		_ = oldest.conn.Close()
+		_ = lowest(oldest.conn).Close()
 	}
 	v := &visitor{conn: conn}
 	d.visitors = append(d.visitors, v)

@@ -6,6 +6,6 @@
 //
 // Invariants, each with the test that holds it:
 //   - Wait ends with the process or with its context, without a thread that waits: TestWait
-//   - a process that is gone cannot be opened: TestOpenGone
+//   - a process that is gone cannot be opened, nor one that has no number here: TestOpenGone, TestOpenUnseen
 //   - the peer of a Unix socket is found even when its number is not known: TestOfPeer
 package pidfd

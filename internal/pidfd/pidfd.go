@@ -10,16 +10,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrGone says that the process has exited and was reaped.
-var ErrGone = errors.New("the process is gone")
+var (
+	// ErrGone says that the process has exited and was reaped.
+	ErrGone = errors.New("the process is gone")
+	// ErrUnseen says that the process has no number in this pid namespace, so that no number names it.
+	ErrUnseen = errors.New("the process is not seen from this pid namespace")
+)
 
 // Handle is one process.
 type Handle struct {
 	f *os.File // in the runtime's poller, so that waiting costs no thread
 }
 
-// Open returns a handle of the process that has this number now, or ErrGone.
+// Open returns a handle of the process that has this number now, or ErrGone, or ErrUnseen where the number is the
+// kernel's "none" (0).
 func Open(pid int) (*Handle, error) {
+	if pid <= 0 {
+		return nil, ErrUnseen
+	}
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	switch err {
 	case nil:
@@ -30,8 +38,9 @@ func Open(pid int) (*Handle, error) {
 	return nil, os.NewSyscallError("pidfd_open", err)
 }
 
-// OfPeer returns a handle of the process that connected the Unix socket conn, or ErrGone. pid is its number by
-// SO_PEERCRED; it is used on kernels before 6.5, where it might already be another process's.
+// OfPeer returns a handle of the process that connected the Unix socket conn, or ErrGone. The kernel hands it out by the
+// socket, so that the process may live in any pid namespace. pid is its number by SO_PEERCRED, 0 where it has none here;
+// it is used on kernels before 6.5 alone, where it might already be another process's, and where 0 is ErrUnseen.
 func OfPeer(conn syscall.Conn, pid int) (*Handle, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {

@@ -68,6 +68,13 @@ func TestOpenGone(t *testing.T) {
 	assert.ErrorIs(t, err, pidfd.ErrGone)
 }
 
+func TestOpenUnseen(t *testing.T) {
+	for _, pid := range []int{0, -1} { // a kernel takes neither for "none", and some calls take them for a group
+		_, err := pidfd.Open(pid)
+		assert.ErrorIs(t, err, pidfd.ErrUnseen)
+	}
+}
+
 func TestOfPeer(t *testing.T) {
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unix"})
 	require.NoError(t, err)

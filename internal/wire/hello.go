@@ -43,6 +43,8 @@ type Hello struct {
 
 	// Local HELLO_OK: what a client needs to know of its daemon.
 	BootID string `json:"boot_id,omitempty"`
+	// ProcessWatched: the daemon hears of the exit of the client's process. Without it only the connection's end tells.
+	ProcessWatched bool `json:"process_watched,omitempty"`
 }
 
 // Features known to this build.

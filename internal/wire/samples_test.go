@@ -128,6 +128,8 @@ func goldenCases() []golden {
 		Process: "decode", Pid: 4242}, nil)
 	add("hello_ok", KindHelloOK, 1, &Hello{MinVersion: 1, MaxVersion: 1, Version: 1, Tenant: "default", Software: "kvxfer 0.1.0",
 		Node: "decode-0", Epoch: sampleEpoch, BootID: "5f0c8f0e-0001-4c1b-9d70-1b8a6a0c0a11"}, nil)
+	add("hello_ok_watched", KindHelloOK, 1, &Hello{MinVersion: 1, MaxVersion: 1, Version: 1, Tenant: "default", Node: "decode-0",
+		Epoch: sampleEpoch, BootID: "5f0c8f0e-0001-4c1b-9d70-1b8a6a0c0a11", ProcessWatched: true}, nil)
 	add("hello_peer", KindHello, 1, &Hello{MinVersion: 1, MaxVersion: 2, Required: []string{"a"}, Optional: []string{"b"},
 		Tenant: "default", Software: "kvxfer 0.1.0", Node: "prefill-0", Epoch: sampleEpoch, WantNode: "decode-0",
 		WantEpoch: sampleEpoch, Providers: []string{"tcp"}}, nil)

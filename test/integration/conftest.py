@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import kvxfer
 import pytest
 
 from daemon import Daemon, NatsServer
+from footprint import check_clean
 from worker import Worker
 
 Start = Callable[..., Daemon]
@@ -38,11 +40,15 @@ def run_dir() -> Iterator[Path]:
 
 @pytest.fixture
 def daemon(tmp_path: Path, run_dir: Path) -> Iterator[Start]:
-    """Start daemons: ``daemon("name", "--flag", ...)``. Each must end cleanly."""
+    """Start daemons: ``daemon("name", "--flag", ...)``. Each must end cleanly.
+
+    The clients are gone when they end, so whatever a test has done, nothing of a client may be left in them.
+    """
     started: list[Daemon] = []
 
     def start(name: str, *args: str, wait: bool = True, **kwargs: object) -> Daemon:
-        d = Daemon(name, tmp_path / name, run_dir, *args, **kwargs)  # type: ignore[arg-type]
+        state = kwargs.pop("state", tmp_path / name)
+        d = Daemon(name, state, run_dir, *args, **kwargs)  # type: ignore[arg-type]
         started.append(d)
         return d.start(wait)
 
@@ -50,6 +56,9 @@ def daemon(tmp_path: Path, run_dir: Path) -> Iterator[Start]:
     errors: list[BaseException] = []
     for d in reversed(started):
         try:
+            if d.running:
+                d.signal(signal.SIGCONT)
+                check_clean(d)
             d.stop()
         except AssertionError as e:
             errors.append(e)

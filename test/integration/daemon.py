@@ -39,7 +39,7 @@ def until(
 
 
 class Daemon:
-    """One ``kvxfer serve``. ``args`` win over the defaults; ``prefix`` runs it in a network namespace."""
+    """One ``kvxfer serve``. ``args`` win over the defaults; ``prefix`` is a command that runs it."""
 
     def __init__(
         self,
@@ -50,12 +50,13 @@ class Daemon:
         prefix: Sequence[str] = (),
         env: dict[str, str] | None = None,
         binary: Path = BINARY,
+        logs: Path | None = None,
     ) -> None:
         self.name, self.state, self._binary = name, state, binary
         self.socket = run / f"{name}.sock"
-        self.trace_file = state / "trace.jsonl"
-        self.log_path = state / "log.txt"
-        self._args, self._prefix, self._env = args, prefix, env or {}
+        self.trace_file = (logs or state) / "trace.jsonl"
+        self.log_path = (logs or state) / "log.txt"
+        self._args, self.prefix, self._env = args, prefix, env or {}
         self.info: dict[str, Any] = {}
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.process: subprocess.Popen[bytes] | None = None
@@ -63,7 +64,7 @@ class Daemon:
     def start(self, wait: bool = True) -> Daemon:
         """Start the process, by default until it serves."""
         command = [
-            *self._prefix, str(self._binary), "serve", "--node", self.name, "--state-dir", str(self.state),
+            *self.prefix, str(self._binary), "serve", "--node", self.name, "--state-dir", str(self.state),
             "--socket", str(self.socket), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0",
             "--trace-file", str(self.trace_file), *self._args,
         ]  # fmt: skip
@@ -80,9 +81,23 @@ class Daemon:
 
     @property
     def pid(self) -> int:
-        """The daemon's process id."""
+        """The daemon's process id. A prefix must become the daemon by exec."""
         assert self.process is not None
         return self.process.pid
+
+    def _own_pid(self) -> int:
+        """The daemon's process id as the daemon sees it."""
+        return self.pid
+
+    @property
+    def reachable(self) -> bool:
+        """Whether its HTTP port can be asked from here: not in a network namespace of its own."""
+        return self.prefix[:1] != ("ip",) and bool(self.info.get("http_addr"))
+
+    @property
+    def running(self) -> bool:
+        """Whether it has served and not ended."""
+        return self.process is not None and self.process.poll() is None and bool(self.info)
 
     def wait_ready(self) -> None:
         """Wait until the node says that it serves."""
@@ -95,7 +110,7 @@ class Daemon:
             )
             with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
                 self.info = json.loads(path.read_text())
-                return bool(self.info["pid"] == self.process.pid)
+                return bool(self.info["pid"] == self._own_pid())
             return False
 
         until(f"daemon {self.name} to serve", ready)
@@ -116,13 +131,14 @@ class Daemon:
     def kill(self) -> None:
         """End it as a crash does."""
         assert self.process is not None
-        self.process.kill()
+        self.signal(signal.SIGKILL)
         self.process.wait()
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal."""
         assert self.process is not None
-        self.process.send_signal(number)
+        if self.process.poll() is None:  # else the number may be another's
+            os.kill(self.pid, number)
 
     def freeze(self) -> None:
         """Stop it by SIGSTOP, and wait until each of its threads stands. SIGCONT lets it go on."""
@@ -148,12 +164,12 @@ class Daemon:
         if self.process is None:
             return
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGCONT)
-            self.process.terminate()
+            self.signal(signal.SIGCONT)
+            self.signal(signal.SIGTERM)
             try:
                 self.process.wait(PATIENCE)
             except subprocess.TimeoutExpired:
-                self.process.send_signal(signal.SIGQUIT)  # the Go runtime prints every goroutine
+                self.signal(signal.SIGQUIT)  # the Go runtime prints every goroutine
                 try:
                     self.process.wait(PATIENCE)
                 finally:
@@ -251,6 +267,11 @@ class NatsServer:
             s.sendall(b"CONNECT {}\r\nSUB in 1\r\n")
             subjects = ask("INFO", subjects_filter=">").get("state", {}).get("subjects") or {}
             return [subject.removeprefix("$KV.kvxfer.") for subject in subjects if there(subject)]
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        assert self.process is not None
+        self.process.send_signal(number)
 
     def kill(self) -> None:
         """End it."""

@@ -137,7 +137,7 @@ class Rank(Process):
         }  # fmt: skip
         array = b"".join(struct.pack("<IIQ", b, 0, g) for b, g in vouches)
         answer = self.call(wire.REGISTER_CACHE, cache, array)
-        self.cache: int = answer.body()["cache"]
+        self.cache_id: int = answer.body()["cache"]
         return answer.array
 
     def close(self) -> None:
@@ -162,7 +162,7 @@ class Rank(Process):
     def push(self, ticket: str, transfer: str, *blocks: int, attempt: int = 1) -> int:
         """Begin to push own blocks."""
         body = {
-            "cache": self.cache, "ticket": ticket, "timeout_ms": 600_000, "layerwise": True,
+            "cache": self.cache_id, "ticket": ticket, "timeout_ms": 600_000, "layerwise": True,
             "transfer_id": transfer, "attempt": attempt,
         }  # fmt: skip
         number: int = self.call(wire.PUSH, body, packed(*blocks)).body()["transfer"]
@@ -184,7 +184,7 @@ class Rank(Process):
 
     def states(self) -> dict[str, Any]:
         """How many blocks are in each state."""
-        return self.call(wire.BLOCKS, {"cache": self.cache}).body()
+        return self.call(wire.BLOCKS, {"cache": self.cache_id}).body()
 
     def until_states(self, **want: int) -> None:
         """Wait until the counts are these."""
@@ -192,7 +192,7 @@ class Rank(Process):
 
     def publish(self, keys: list[bytes], *blocks: int) -> int:
         """Make blocks known under keys, and return their generation."""
-        body = {"cache": self.cache, "key_bytes": len(keys[0])}
+        body = {"cache": self.cache_id, "key_bytes": len(keys[0])}
         generation: int = self.call(PUBLISH, body, packed(*blocks) + b"".join(keys)).body()["generation"]
         return generation
 
@@ -211,7 +211,7 @@ class Rank(Process):
 
     def pull(self, ticket: str, *blocks: int) -> dict[str, Any]:
         """Read into own blocks, to the end."""
-        body = {"cache": self.cache, "ticket": ticket, "timeout_ms": 600_000}
+        body = {"cache": self.cache_id, "ticket": ticket, "timeout_ms": 600_000}
         return self.transfer_end(self.call(PULL, body, packed(*blocks)).body()["transfer"])
 
 

@@ -7,8 +7,8 @@ import random
 import shutil
 import time
 from collections.abc import Iterator
-from typing import Any
 from pathlib import Path
+from typing import Any
 
 import kvxfer
 import pytest

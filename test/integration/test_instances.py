@@ -95,7 +95,7 @@ def test_a_hedged_source_is_refused_on_every_rank(engines: Engines) -> None:
 def test_all_parts_or_none(engines: Engines) -> None:
     engines.lease(7)
     busy = engines.decode[1].call(
-        wire.LEASE, {"cache": engines.decode[1].cache, "mode": "write", "ttl_ms": 600_000}, packed(3)
+        wire.LEASE, {"cache": engines.decode[1].cache_id, "mode": "write", "ttl_ms": 600_000}, packed(3)
     )
     assert busy.body()["lease"]
     with pytest.raises(RequestError) as refused:

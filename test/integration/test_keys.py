@@ -44,7 +44,7 @@ def test_published_blocks_are_found_and_read(daemons: list[Daemon], rng: random.
     assert "3 of 4" in refused.value.body["detail"]
 
     ticket = reader.open(holder, keys[:1])
-    owner.call(0x15, {"cache": owner.cache}, packed(5))
+    owner.call(0x15, {"cache": owner.cache_id}, packed(5))
     assert code(reader.pull(ticket, 1)) == "LeaseRevoked"
     assert reader.lookup(keys)["holders"] == []
     assert owner.events == []  # of what others read the owner is not told
@@ -83,9 +83,9 @@ def test_a_node_that_is_lost_is_named(daemons: list[Daemon]) -> None:
 def test_wrong_keys_are_refused(daemons: list[Daemon]) -> None:
     owner = Rank(daemons[0], "owner")
     for body, array, field in (
-        ({"cache": owner.cache, "key_bytes": 0}, b"", "key_bytes"),
-        ({"cache": owner.cache, "key_bytes": 8}, packed(1) + b"short", "keys"),
-        ({"cache": owner.cache, "key_bytes": 1}, packed(99) + b"k", "blocks"),
+        ({"cache": owner.cache_id, "key_bytes": 0}, b"", "key_bytes"),
+        ({"cache": owner.cache_id, "key_bytes": 8}, packed(1) + b"short", "keys"),
+        ({"cache": owner.cache_id, "key_bytes": 1}, packed(99) + b"k", "blocks"),
     ):
         with pytest.raises(RequestError) as refused:
             owner.call(PUBLISH, body, array)

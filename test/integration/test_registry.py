@@ -76,6 +76,29 @@ def test_transfers_go_on_without_the_registry(nats: NatsServer, daemon: Start, r
         a.stop()  # ends without its registry, too
 
 
+def test_nothing_is_stale_after_an_outage(nats: NatsServer, daemon: Start, rng: random.Random) -> None:
+    """What ended while the registry was away is not there when it is back, and what began is."""
+    a, b, c = (daemon(name, *LIVELY, "--nats", nats.url) for name in ("a", "b", "c"))
+    with a.connect() as near, b.connect() as far:
+        sees(near, "a", "b", "c")
+        kept, target, dropped = allocate(near, "kept"), allocate(far, "target"), allocate(far, "dropped")
+        has(nats, "kept", "target", "dropped")
+        old = b.info["epoch"]
+        nats.kill()
+        for _ in range(3):
+            move(kept, target, rng)
+            move(target, kept, rng)
+        dropped.drop()
+        allocate(far, "made")
+        c.kill()
+        nats.start()
+        has(nats, "kept", "target", "made")
+        sees(near, "a", "b")
+        sees(far, "a", "b")
+        assert {e.split(".")[2] for e in nats.entries() if e.startswith("cache.b.")} == {old}
+        move(kept, target, rng)
+
+
 def test_killed_node_vanishes(nats: NatsServer, daemon: Start) -> None:
     a, b = (daemon(name, *LIVELY, "--nats", nats.url) for name in ("a", "b"))
     with a.connect() as client:

@@ -6,19 +6,21 @@ The parent's :class:`Worker` sends a JSON object a line and reads one back; :cla
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import json
 import mmap
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import kvxfer
 import numpy as np
 
-from contents import MODEL, Bytes, allocate, random_bytes
+from contents import MODEL, Bytes, allocate, pieces, random_bytes
 
 
 class CallError(Exception):
@@ -37,9 +39,9 @@ class CallError(Exception):
 class Worker:
     """The parent's end: ``worker.call("write", ...)`` calls :class:`Service`'s method of that name."""
 
-    def __init__(self, socket: str) -> None:
+    def __init__(self, socket: str, prefix: Sequence[str] = ()) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).resolve()), socket],
+            [*prefix, sys.executable, str(Path(__file__).resolve()), socket],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 
@@ -139,9 +141,46 @@ class Service:
         """The layers that are there."""
         return self.leases[lease].visible_layers()
 
+    def digest(self, cache: str, blocks: list[int]) -> str:
+        """Stands for the bytes of blocks."""
+        return digest(self.caches[cache], blocks)
+
+    def released(self, lease: int) -> bool:
+        """Whether a lease's memory is reusable, after a wait of at most a minute."""
+        self.leases[lease].wait_released(60)
+        return self.leases[lease].released
+
+    def reconnect(self) -> dict[str, list[int]]:
+        """Attach again; the blocks that are served."""
+        return {name: ids.tolist() for name, ids in self.client.reconnect(60).items()}
+
+    def surroundings(self) -> dict[str, Any]:
+        """What this process is and sees."""
+        status = dict(x.split(":\t", 1) for x in Path("/proc/self/status").read_text().splitlines())
+        return {
+            "pid": os.getpid(),
+            "capabilities": int(status["CapEff"], 16),
+            "watched": self.client.process_watched,
+            "daemon_exited": self.client.daemon_exited(),
+        }
+
+    def fork(self) -> int:
+        """Leave the connection to a child that does nothing; its process id."""
+        # A descriptor that the SDK does not know of: its own ones it closes in a forked child.
+        os.dup(self.client._session.conn._sock.fileno())
+        pid = os.fork()
+        while pid == 0:
+            signal.pause()
+        return pid
+
     def exit(self) -> None:
         """End the process without closing anything."""
         os._exit(0)
+
+
+def digest(cache: kvxfer.Cache, blocks: Sequence[int]) -> str:
+    """Stands for the bytes of blocks, in every process."""
+    return hashlib.sha256(pieces(cache)[:, :, list(blocks)].tobytes()).hexdigest()
 
 
 def main() -> None:

@@ -24,15 +24,17 @@ type Options struct {
 	Journal       int          // ended leases remembered; 0: 1024, at most 1 << 20
 	KeepAside     int          // databases kept that could not be trusted; 0: 2
 
-	ballastRetry time.Duration // between attempts to make the ballast again
-	trapNoSync   bool          // commit as the trap does; the tests show that it loses the log
-	trapBlind    bool          // do not keep the witness, so that the loss stays unseen
+	ballastRetry time.Duration             // between attempts to make the ballast again
+	openSpare    func() (io.Closer, error) // a descriptor to keep; nil: of /dev/null
+	trapNoSync   bool                      // commit as the trap does; the tests show that it loses the log
+	trapBlind    bool                      // do not keep the witness, so that the loss stays unseen
 }
 
 // DB is the block metadata and the transfer journal of one node.
 type DB struct {
 	o       Options
 	fs      vfs.FS
+	spare   *spareFS
 	lock    io.Closer
 	witness *witness
 	p       *pebble.DB
@@ -106,12 +108,15 @@ func Open(o Options) (_ *DB, rec Recovery, err error) {
 	if err := o.prepare(); err != nil {
 		return nil, rec, err
 	}
-	d := &DB{o: o, fs: o.FS,
+	spare := newSpareFS(o.FS, o.openSpare)
+	d := &DB{o: o, fs: spare, spare: spare,
 		attached: map[CacheID]*Cache{}, dormant: map[CacheID]*Cache{}, journal: make([]Transfer, o.Journal)}
 	if err := d.fs.MkdirAll(o.Dir, 0o700); err != nil {
+		spare.close()
 		return nil, rec, fault.Wrap(fault.StoreFailed, "open", err)
 	}
 	if d.lock, err = d.fs.Lock(d.fs.PathJoin(o.Dir, fileLock)); err != nil {
+		spare.close()
 		return nil, rec, &fault.Error{Code: fault.StoreFailed, Op: "open", Detail: "the directory is in use", Err: err}
 	}
 	defer func() {
@@ -178,6 +183,7 @@ func (d *DB) release() {
 		_ = d.witness.f.Close()
 	}
 	_ = d.lock.Close()
+	d.spare.close()
 }
 
 // Close ends the use of the database. What is in it stays for the next start of the same boot.

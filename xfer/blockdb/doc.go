@@ -48,6 +48,9 @@
 // background step pauses; each of them marks the database as failed, and nothing of Pebble's is used after that but
 // Close. On the disk the log stays as the process's death at that moment would leave it.
 //
+// A process without a free descriptor, which clients and peers can bring about, gives the log's spare ones back in the
+// same way (spareFS); nothing is refused for that.
+//
 // After the log failed, a must-step writes the void marker into the witness, which needs no space, and goes on in
 // memory: the next start serves nothing. Commit goes on in memory as well, which the rules allow. The database does
 // not recover by itself; the next start does it.
@@ -66,5 +69,6 @@
 //   - an unknown record version is not served and not misread: TestUnknownVersionIsNotRead, FuzzDecode
 //   - with a full disk blocks are taken back and none granted: TestFullDiskUsesTheBallast,
 //     TestFullDiskWritesTheVoidMarker; no point of failure ends the process: TestFailureAtEveryWrite
+//   - where the process has no descriptor left the log goes on: TestNoDescriptorIsLeft
 //   - an idle database does not tick: TestIdleDoesNothing
 package blockdb

@@ -289,6 +289,7 @@ class FakeDaemon:
                     "node": d.node,
                     "epoch": d.epoch,
                     "boot_id": "boot-1",
+                    "process_watched": True,
                     "unknown_field": [1, {"a": None}],
                 },
             )

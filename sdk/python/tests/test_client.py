@@ -24,6 +24,7 @@ def test_hello(daemon: FakeDaemon, client: kvxfer.Client) -> None:
     assert body["process"] == "test" and body["pid"] == os.getpid() and body["tenant"] == ""
     assert client.tenant == "default"
     assert (client.node, client.epoch, client.version, client.boot_id) == ("node-a", "e0" * 16, 1, "boot-1")
+    assert client.process_watched
     assert client.ping() >= 0
     status = client.status()
     assert (status.node, status.providers, status.nodes, status.clients) == ("node-a", ("tcp",), (), 1)

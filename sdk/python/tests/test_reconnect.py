@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import socket
 import struct
 import threading
 from collections.abc import Callable
@@ -12,6 +14,7 @@ from conftest import BLOCKS, LAYOUT, DaemonProcess, eventually
 from fakedaemon import FakeDaemon
 
 import kvxfer
+from kvxfer._dial import open_daemon
 
 
 def commit(daemon: FakeDaemon, cache: kvxfer.Cache, blocks: list[int], generation: int) -> None:
@@ -236,3 +239,29 @@ def test_where_the_daemon_cannot_be_watched(
         daemon.epoch = "99" * 16
         other.reconnect(20)
         assert lease.released  # a node's next daemon starts only when the one before is gone
+
+
+class OldKernel:
+    """A socket whose kernel has no pidfd for its peer; the peer's number is as given."""
+
+    def __init__(self, pid: int, error: int = errno.ENOPROTOOPT) -> None:
+        self.pid, self.error = pid, error
+
+    def getsockopt(self, _level: int, name: int, size: int = 0) -> bytes:
+        if name == socket.SO_PEERCRED:
+            return struct.pack("3i", self.pid, 0, 0)
+        raise OSError(self.error, os.strerror(self.error))
+
+
+def test_the_daemon_is_found_by_its_socket(daemon: FakeDaemon) -> None:
+    """No number that is another process's, or nobody's, is taken for the daemon's."""
+    with socket.socket(socket.AF_UNIX) as s:
+        s.connect(daemon.path)
+        pid, pidfd = open_daemon(s)
+        os.close(pidfd)
+        assert pid == os.getpid()
+    assert open_daemon(OldKernel(0)) == (-1, -1)  # type: ignore[arg-type]
+    assert open_daemon(OldKernel(os.getpid(), errno.EINVAL)) == (os.getpid(), -1)  # type: ignore[arg-type]
+    pid, pidfd = open_daemon(OldKernel(os.getpid()))  # type: ignore[arg-type]
+    os.close(pidfd)
+    assert pid == os.getpid()

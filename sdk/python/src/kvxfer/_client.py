@@ -106,6 +106,16 @@ class Client:
         """The kernel's boot id as the daemon sees it."""
         return self._session.boot_id
 
+    @property
+    def process_watched(self) -> bool:
+        """Whether the daemon notices the exit of the process that connected.
+
+        False where the kernel does not let it (before Linux 6.5, from another pid namespace): the end of the
+        connection alone tells it of this process's death, so a child that holds the socket open keeps the
+        leases.
+        """
+        return self._session.process_watched
+
     # Caches.
 
     def allocate_cache(

@@ -10,6 +10,8 @@ import time
 
 from ._faults import DaemonUnavailable, InvalidArgument, PermissionDenied
 
+_SO_PEERPIDFD = 77  # not in the socket module; the same on x86-64 and arm64
+
 HINT = "start one with `kvxfer serve`, or name its socket by the argument or KVXFER_SOCKET"
 
 
@@ -42,14 +44,19 @@ def dial(path: str, deadline: float) -> socket.socket:
 
 
 def open_daemon(sock: socket.socket) -> tuple[int, int]:
-    """The daemon's pid and a pidfd for it; -1 where the kernel does not tell (another pid namespace).
+    """The daemon's pid, and a pidfd for it; each -1 where the kernel does not tell.
 
-    It is opened before HELLO is answered, and an answer proves that the process lived after that: so the
-    number cannot have been given to another process.
+    The kernel (Linux 6.5) hands the pidfd out by the socket, also for a daemon of another pid namespace which
+    has no number here. On older ones it is opened by its number, before HELLO is answered, and an answer
+    proves that the process lived after that: so the number cannot have been given to another process.
     """
     pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    if pid <= 0:
-        return -1, -1
+    pid = pid if pid > 0 else -1
+    try:
+        return pid, sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError as e:
+        if e.errno != errno.ENOPROTOOPT or pid < 0:
+            return pid, -1
     try:
         return pid, os.pidfd_open(pid)
     except OSError:

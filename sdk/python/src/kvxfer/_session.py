@@ -66,6 +66,7 @@ class Session:
         self._caches: weakref.WeakValueDictionary[int, CacheHandle] = weakref.WeakValueDictionary()
         self.node = self.epoch = self.boot_id = self.software = self.tenant = ""
         self.version = 0
+        self.process_watched = False
 
     def hello(self, body: dict[str, Any], timeout: float) -> None:
         """Starts the connection and greets the daemon."""
@@ -85,6 +86,7 @@ class Session:
         self.node, self.epoch = wire.get(b, "node", ""), wire.get(b, "epoch", "")
         self.boot_id, self.software = wire.get(b, "boot_id", ""), wire.get(b, "software", "")
         self.tenant = wire.get(b, "tenant", "")
+        self.process_watched = wire.get(b, "process_watched", False)
 
     # Owner of pending things.
 
