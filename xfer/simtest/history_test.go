@@ -95,7 +95,7 @@ func (h *history) attach(i int) {
 // transfer is a lease and the push to it; either may be absent, when the call that would begin it was refused.
 type transfer struct {
 	l     *simtest.Lease
-	p     *simtest.Push
+	p     *simtest.Transfer
 	quiet bool // nothing disturbs it, so it must commit
 }
 
@@ -189,7 +189,7 @@ func (h *history) begin(x *transfer, src, dst *simtest.Client, from, to []uint32
 			h.refused(err)
 		}
 	})
-	push := func(f func(p *simtest.Push)) func() {
+	push := func(f func(p *simtest.Transfer)) func() {
 		return func() {
 			if x.p != nil {
 				f(x.p)
@@ -200,16 +200,16 @@ func (h *history) begin(x *transfer, src, dst *simtest.Client, from, to []uint32
 	for _, layer := range h.rng.Perm(int(simtest.Small.Layers)) {
 		at := start + h.some(span/4)
 		last = max(last, at)
-		add(at, src.Node, push(func(p *simtest.Push) { p.Layer(uint32(layer)) }))
+		add(at, src.Node, push(func(p *simtest.Transfer) { p.Layer(uint32(layer)) }))
 	}
 	if h.rng.IntN(10) > 0 {
-		add(last, src.Node, push(func(p *simtest.Push) { p.Finish([]byte("note")) }))
+		add(last, src.Node, push(func(p *simtest.Transfer) { p.Finish([]byte("note")) }))
 	} else {
 		x.quiet = false
 	}
 	if h.rng.IntN(8) == 0 {
 		x.quiet = false
-		add(start+h.some(span/4), src.Node, push((*simtest.Push).Cancel))
+		add(start+h.some(span/4), src.Node, push((*simtest.Transfer).Cancel))
 	}
 	if h.rng.IntN(6) == 0 {
 		x.quiet = false

@@ -24,18 +24,20 @@ const lateRounds = 130
 // latest after the lease's time.
 var ways = []struct {
 	name string
-	do   func(t *testing.T, x *lateRun, l *simtest.Lease, p *simtest.Push)
+	do   func(t *testing.T, x *lateRun, l *simtest.Lease, p *simtest.Transfer)
 }{
-	{"commit", func(*testing.T, *lateRun, *simtest.Lease, *simtest.Push) {}}, // copies of what was placed come late
-	{"deadline", func(_ *testing.T, x *lateRun, _ *simtest.Lease, _ *simtest.Push) { x.w.Pass(lateTTL) }},
-	{"revoke", func(t *testing.T, _ *lateRun, l *simtest.Lease, _ *simtest.Push) { require.NoError(t, l.Revoke()) }},
-	{"cancel", func(_ *testing.T, _ *lateRun, _ *simtest.Lease, p *simtest.Push) { p.Cancel() }},
-	{"drop", func(t *testing.T, x *lateRun, _ *simtest.Lease, _ *simtest.Push) { require.NoError(t, x.dst.Drop()) }},
-	{"kill owner", func(_ *testing.T, x *lateRun, _ *simtest.Lease, _ *simtest.Push) { x.dst.Kill() }},
-	{"kill source", func(_ *testing.T, x *lateRun, _ *simtest.Lease, _ *simtest.Push) { x.src.Kill() }},
-	{"lose the link", func(_ *testing.T, x *lateRun, _ *simtest.Lease, _ *simtest.Push) { x.w.CutLinks() }},
-	{"stop the owner", func(_ *testing.T, x *lateRun, _ *simtest.Lease, _ *simtest.Push) { x.stop(x.dst) }},
-	{"stop the source", func(_ *testing.T, x *lateRun, _ *simtest.Lease, _ *simtest.Push) { x.stop(x.src) }},
+	{"commit", func(*testing.T, *lateRun, *simtest.Lease, *simtest.Transfer) {}}, // copies of what was placed come late
+	{"deadline", func(_ *testing.T, x *lateRun, _ *simtest.Lease, _ *simtest.Transfer) { x.w.Pass(lateTTL) }},
+	{"revoke", func(t *testing.T, _ *lateRun, l *simtest.Lease, _ *simtest.Transfer) { require.NoError(t, l.Revoke()) }},
+	{"cancel", func(_ *testing.T, _ *lateRun, _ *simtest.Lease, p *simtest.Transfer) { p.Cancel() }},
+	{"drop", func(t *testing.T, x *lateRun, _ *simtest.Lease, _ *simtest.Transfer) {
+		require.NoError(t, x.dst.Drop())
+	}},
+	{"kill owner", func(_ *testing.T, x *lateRun, _ *simtest.Lease, _ *simtest.Transfer) { x.dst.Kill() }},
+	{"kill source", func(_ *testing.T, x *lateRun, _ *simtest.Lease, _ *simtest.Transfer) { x.src.Kill() }},
+	{"lose the link", func(_ *testing.T, x *lateRun, _ *simtest.Lease, _ *simtest.Transfer) { x.w.CutLinks() }},
+	{"stop the owner", func(_ *testing.T, x *lateRun, _ *simtest.Lease, _ *simtest.Transfer) { x.stop(x.dst) }},
+	{"stop the source", func(_ *testing.T, x *lateRun, _ *simtest.Lease, _ *simtest.Transfer) { x.stop(x.src) }},
 }
 
 const lateTTL = time.Second
@@ -90,7 +92,7 @@ func TestLateWrites(t *testing.T) {
 	}
 }
 
-func (x *lateRun) round(t *testing.T, do func(*testing.T, *lateRun, *simtest.Lease, *simtest.Push)) {
+func (x *lateRun) round(t *testing.T, do func(*testing.T, *lateRun, *simtest.Lease, *simtest.Transfer)) {
 	perm := x.rng.Perm(8)
 	n := 1 + x.rng.IntN(3)
 	var from, to []uint32
