@@ -27,7 +27,7 @@ const (
 )
 
 // rounds is large on request: go test ./xfer/simtest -run RandomHistories -rounds 100000 -timeout 1h
-var rounds = flag.Int("rounds", 220, "rounds of TestRandomHistories on each kind of fabric")
+var rounds = flag.Int("rounds", 300, "rounds of TestRandomHistories on each kind of fabric")
 
 // fabrics are what histories meet, a world each.
 var fabrics = []struct {

@@ -15,7 +15,7 @@ import (
 // A raw region of a history is slots, which a round hands out.
 const (
 	rawSlots = 24
-	slotSize = 256
+	slotSize = 512
 )
 
 // scattering is an advertisement and the transfers under it.
