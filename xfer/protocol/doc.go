@@ -21,6 +21,7 @@
 //   - no holder and no offer ends before its fence: TestOfferEndsBehindItsFences, TestRandomOffersEnd
 //   - a raw write is good when its operations, each counted once, are those that FIN names: TestRawWriteCountsOperations
 //   - a transfer never sends FIN or RELEASE after it has ended: TestNoFinAfterTheEnd
+//   - a write that has sent FIN says that it may have been heard: TestFinMayHaveBeenHeard
 //   - a transfer says "released" only when no operation is outstanding: TestReleasedMeansNothingOutstanding
 //   - every machine ends, whatever the order of events: TestRandomHistoriesEnd
 package protocol
