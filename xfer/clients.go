@@ -446,7 +446,7 @@ func (e *Engine) Evict(ctx context.Context, id ClientID, cacheID uint64, blocks 
 	if err := ca.geometry.CheckBlocks(op, blocks); err != nil {
 		return err
 	}
-	if err := e.ownUse(op, ca, blocks); err != nil {
+	if err := e.ownUse(ctx, op, ca, blocks); err != nil {
 		return err
 	}
 	if err := e.takeBack(ctx, op, e.touching(ca, blocks)); err != nil {
@@ -462,22 +462,43 @@ func (e *Engine) Evict(ctx context.Context, id ClientID, cacheID uint64, blocks 
 	return ca.store.Evict(blocks)
 }
 
-// ownUse refuses blocks that a transfer of the client itself holds.
-func (e *Engine) ownUse(op string, ca *cache, blocks []uint32) error {
+// ownUse refuses blocks that a transfer of the client itself holds. One that has given them back is waited for: its end is
+// told before the blocks are evicted, and who has heard of it is not refused.
+func (e *Engine) ownUse(ctx context.Context, op string, ca *cache, blocks []uint32) error {
 	named := make(map[uint32]bool, len(blocks))
 	for _, b := range blocks {
 		named[b] = true
 	}
-	for _, p := range e.allTransfers() {
+	var telling []*transfer
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, p := range e.transfers {
 		if p.cache != ca {
 			continue
 		}
 		for _, b := range p.blocks {
-			if named[b] {
+			if !named[b] {
+				continue
+			}
+			if !p.gaveBack {
 				return &fault.Error{Code: fault.BlocksBusy, Op: op, Region: ca.name, Field: "blocks",
 					Detail: fmt.Sprintf("block %d is held by transfer %s of this client: cancel it first", b, hex16(p.transferID))}
 			}
+			telling = append(telling, p)
+			break
 		}
+	}
+	told := func() bool {
+		for _, p := range telling {
+			if e.transfers[p.id] != nil {
+				return false
+			}
+		}
+		return true
+	}
+	e.awaitLocked(ctx, told)
+	if !told() {
+		return fault.From(op, ctx.Err())
 	}
 	return nil
 }

@@ -24,7 +24,7 @@
 //   - a fence that fails is never told as a fence, and Close ends all the same: TestFailedFenceQuarantinesTheMemory,
 //     TestCloseEndsWithoutCompletions
 //   - a peer that breaks the protocol loses its link and hurts nobody else: TestWrongAnswersEndThePush,
-//     TestEndedWithoutAReason, TestUnknownHandlesAreIgnored, TestBindIsChecked
+//     TestWrongAnswersMeetWhatIsReady, TestEndedWithoutAReason, TestUnknownHandlesAreIgnored, TestBindIsChecked
 //   - a second BIND cannot move a fence: TestSecondBindNeverMovesTheFence
 //   - a client's memory is unmapped only after the last fence on it: TestClientDeathKeepsMemoryUntilFenced
 //   - blocks under a lease or held by a push are not leased again: TestBusyBlocksAreRefused
@@ -43,7 +43,8 @@
 //   - a pull commits what the source held throughout, or leaves its blocks FREE: TestPullOverTCP, TestReadLeaseEnds
 //   - a read lease has as many readers as it says: TestReadLeaseHasAsManyReadersAsItSays
 //   - a ticket permits what its owner granted, whatever its text says: TestTicketsSayWhatTheyPermit
-//   - evict returns when no peer can touch the blocks: TestEvictTakesBlocksBackFromEveryPeer
+//   - evict returns when no peer can touch the blocks, and behind the end of an own transfer: TestEvictTakesBlocksBackFromEveryPeer,
+//     TestEvictAfterATransfersEnd
 //   - a scatter list moves each byte once and stays inside what is advertised: TestScatterAgreesWithCopy,
 //     TestScatterStaysInsideWhatIsAdvertised
 //   - a raw region that was taken back is never written again: TestRevokedAdvertisementIsNeverWrittenAgain

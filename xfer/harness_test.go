@@ -343,18 +343,21 @@ type worker struct {
 	cache  uint64
 	region uint64
 
-	mu        sync.Mutex
-	changed   chan struct{}
-	layers    map[uint64][]uint32
-	leases    map[uint64]wire.LeaseEvent
-	notes     map[uint64][]byte
-	transfers map[uint64]wire.TransferEvent
-	released  map[uint64]bool
-	granted   []grantedEvent
-	holders   []wire.HolderEvent
-	holderSay [][]byte       // their notifications
-	ends      map[uint64]int // events that ended a lease or transfer; they share one row of numbers
-	onEvent   func()         // called by the engine's goroutine with each end
+	mu         sync.Mutex
+	changed    chan struct{}
+	layers     map[uint64][]uint32
+	leases     map[uint64]wire.LeaseEvent
+	notes      map[uint64][]byte
+	transfers  map[uint64]wire.TransferEvent
+	released   map[uint64]bool
+	granted    []grantedEvent
+	holders    []wire.HolderEvent
+	holderSay  [][]byte                          // their notifications
+	ends       map[uint64]int                    // events that ended a lease or transfer; they share one row of numbers
+	free       map[uint64]int                    // times that a lease's or transfer's memory was given back
+	whenFree   map[uint64]func()                 // called once, by the engine's goroutine, at that moment
+	whenHolder map[uint64]func(wire.HolderEvent) // by lease: called with each holder's end
+	onEvent    func()                            // called by the engine's goroutine with each end
 }
 
 func newWorker(t testing.TB, nd *node, name string, l layout.Layout, blocks uint32) *worker {
@@ -372,7 +375,8 @@ func newClient(t testing.TB, nd *node, name string) *worker {
 
 func newClientOf(t testing.TB, nd *node, tenant, name string) *worker {
 	w := &worker{t: t, node: nd, changed: make(chan struct{}), layers: map[uint64][]uint32{}, leases: map[uint64]wire.LeaseEvent{},
-		notes: map[uint64][]byte{}, transfers: map[uint64]wire.TransferEvent{}, released: map[uint64]bool{}, ends: map[uint64]int{}}
+		notes: map[uint64][]byte{}, transfers: map[uint64]wire.TransferEvent{}, released: map[uint64]bool{}, ends: map[uint64]int{},
+		free: map[uint64]int{}, whenFree: map[uint64]func(){}, whenHolder: map[uint64]func(wire.HolderEvent){}}
 	var err error
 	w.id, err = nd.engine.AddClient(xfer.ClientInfo{Tenant: tenant, Process: name}, w)
 	require.NoError(t, err)
@@ -412,7 +416,7 @@ func (w *worker) LeaseEnded(ev wire.LeaseEvent, note []byte) {
 	if w.onEvent != nil {
 		w.onEvent()
 	}
-	w.note(func() { w.leases[ev.Lease], w.notes[ev.Lease] = ev, note; w.ends[ev.Lease]++ })
+	w.note(func() { w.leases[ev.Lease], w.notes[ev.Lease] = ev, note; w.ends[ev.Lease]++; w.given(ev.Lease) })
 }
 
 // grantedEvent is an EVENT_GRANTED.
@@ -429,14 +433,50 @@ func (w *worker) TransferEnded(ev wire.TransferEvent) {
 	if w.onEvent != nil {
 		w.onEvent()
 	}
-	w.note(func() { w.transfers[ev.Transfer] = ev; w.ends[ev.Transfer]++ })
+	w.note(func() {
+		w.transfers[ev.Transfer] = ev
+		if w.ends[ev.Transfer]++; ev.Released {
+			w.given(ev.Transfer)
+		}
+	})
 }
 
 func (w *worker) HolderEnded(ev wire.HolderEvent, note []byte) {
-	w.note(func() { w.holders, w.holderSay = append(w.holders, ev), append(w.holderSay, note) })
+	w.note(func() {
+		w.holders, w.holderSay = append(w.holders, ev), append(w.holderSay, note)
+		if f := w.whenHolder[ev.Lease]; f != nil {
+			f(ev)
+		}
+	})
 }
 
-func (w *worker) Released(r wire.Released) { w.note(func() { w.released[r.Transfer] = true }) }
+func (w *worker) Released(r wire.Released) {
+	w.note(func() { w.released[r.Transfer] = true; w.given(r.Transfer) })
+}
+
+// given notes that memory is the client's again, which uses it at once.
+func (w *worker) given(id uint64) {
+	w.free[id]++
+	if f := w.whenFree[id]; f != nil {
+		f()
+	}
+}
+
+// atHolder calls f with each end of a holder of a lease.
+func (w *worker) atHolder(lease uint64, f func(wire.HolderEvent)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.whenHolder[lease] = f
+}
+
+// atGiven calls f when the memory of a lease or transfer is given back, or now where it was.
+func (w *worker) atGiven(id uint64, f func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.whenFree[id] = f; w.free[id] > 0 {
+		f()
+	}
+}
 
 // until waits for a condition on the worker's events.
 func (w *worker) until(what string, cond func() bool) {

@@ -54,6 +54,54 @@ func TestWrongAnswersEndThePush(t *testing.T) {
 	}
 }
 
+// TestWrongAnswersMeetWhatIsReady has a peer answer wrongly when every piece was handed over before: nothing of it is posted.
+func TestWrongAnswersMeetWhatIsReady(t *testing.T) {
+	ticketFor := func(mode string, raw bool) string {
+		g, err := wire.ParseTicket(ticket(2))
+		require.NoError(t, err)
+		if g.Grants[0].Mode, g.Grants[0].Raw = mode, raw; raw {
+			g.Grants[0].Blocks = 0
+		}
+		return g.Encode()
+	}
+	for name, c := range map[string]struct {
+		begin func(w, r *worker) (*worker, wire.PushInfo, error)
+		want  fault.Code
+	}{
+		"push": {func(w, _ *worker) (*worker, wire.PushInfo, error) {
+			info, err := w.node.engine.Push(w.id, wire.PushRequest{Cache: w.cache, Ticket: ticket(2), TimeoutMillis: 1000_000}, []uint32{1, 2})
+			return w, info, err
+		}, fault.LayoutMismatch},
+		"pull": {func(w, _ *worker) (*worker, wire.PushInfo, error) {
+			info, err := w.node.engine.Pull(w.id, wire.PullRequest{Cache: w.cache, Ticket: ticketFor("read", false), TimeoutMillis: 1000_000}, []uint32{1, 2})
+			return w, info, err
+		}, fault.LayoutMismatch},
+		"scatter": {func(_, r *worker) (*worker, wire.PushInfo, error) {
+			info, err := r.node.engine.Scatter(r.id, wire.ScatterRequest{Region: r.region, Mode: "read", Ticket: ticketFor("read", true), TimeoutMillis: 1000_000},
+				[]wire.ScatterRange{{Len: 10}})
+			return r, info, err
+		}, fault.ProtocolViolation},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newFakeNode(t, nil)
+			l := n.source(8)
+			w, info, err := c.begin(newWorker(t, n.node, "c", small, 8), rawWorker(t, n.node, "r", 4096))
+			require.NoError(t, err)
+			l.receive(wire.KindOK, l.take(wire.KindBind).Request,
+				wire.Bound{Handle: 7, Key: 1, Layout: small, NumBlocks: 64, RemainingMillis: 1000}, wire.AppendU32s(nil, []uint32{1}))
+			ev := w.transferEnd(info.Transfer)
+			assert.Equal(t, c.want, code(t, ev.Error))
+			assert.True(t, ev.Released)
+			assert.False(t, ev.Error.MayHaveWritten)
+			var a wire.Abort
+			f := l.take(wire.KindAbort)
+			require.NoError(t, f.Decode(&a))
+			assert.EqualValues(t, 7, a.Handle)
+			n.until(func() bool { return n.engine.Stats().Transfers == 0 })
+		})
+	}
+}
+
 // TestHandlesAreNotShared has a peer name two transfers by one handle: neither is lost when the link goes.
 func TestHandlesAreNotShared(t *testing.T) {
 	n := newFakeNode(t, nil)

@@ -208,3 +208,26 @@ func TestEvictTakesBlocksBackFromEveryPeer(t *testing.T) {
 	e.CancelTransfer(w.id, own)
 	w.transferEnd(own)
 }
+
+// TestEvictAfterATransfersEnd evicts blocks at the moment that their transfer's end is being told: they are the client's,
+// and the answer comes behind that event.
+func TestEvictAfterATransfersEnd(t *testing.T) {
+	net := newNetwork(t, "a", "b")
+	src, dst := newWorker(t, net.nodes["a"], "s", small, 8), newWorker(t, net.nodes["b"], "d", small, 8)
+	evicted := make(chan error, 1)
+	dst.onEvent = func() {
+		go func() { evicted <- dst.node.engine.Evict(t.Context(), dst.id, dst.cache, []uint32{5}) }()
+		select { // with this event not told yet it must not return; the time is for one that does
+		case err := <-evicted:
+			t.Errorf("evicted before the end was told: %v", err)
+			evicted <- err
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	transfer := dst.pull(src.offer(1, time.Minute, 1).Ticket, time.Minute, "", 5)
+	require.Nil(t, dst.transferEnd(transfer).Error)
+	require.NoError(t, <-evicted)
+	info, _, err := dst.node.engine.Blocks(dst.id, dst.cache)
+	require.NoError(t, err)
+	assert.Zero(t, info.Committed)
+}

@@ -28,9 +28,15 @@ type randomRun struct {
 	net                *network
 	workers            []*worker // one cache each, a node each; replaced when its client dies
 	watched            []watched
-	all                []*worker // those of before, too
+	raws               []*worker             // one raw region each, a node each; replaced when it is given up
+	watchedRaw         map[string]watchedRaw // by slot
+	all                []*worker             // those of before, too
 	commits, transfers int
+	pulls, scatters    int // that ended well
 }
+
+// ending is a transfer of the random test with its permission.
+type ending interface{ ended(r *randomRun) }
 
 // watched is a block that a transfer may have written and that is the test's again: it holds a pattern from now on.
 type watched struct {
@@ -48,14 +54,7 @@ func (r *randomRun) attach(i int) {
 // pattern marks a block that came back without a commit; nobody may write it any more.
 func (r *randomRun) pattern(w *worker, block uint32) {
 	p := byte(r.rng.Uint32())
-	for layer := range small.Layers {
-		for plane := range small.Planes() {
-			b := w.block(layer, plane, block)
-			for i := range b {
-				b[i] = p
-			}
-		}
-	}
+	w.mark(block, p)
 	r.watched = append(r.watched, watched{w, block, p})
 }
 
@@ -79,23 +78,26 @@ func (r *randomRun) check(x watched) {
 	}
 }
 
-// one is a transfer of the random test with what its source held.
+// one is a push of the random test with what its source held.
 type one struct {
 	src, dst        *worker
 	lease, transfer uint64
 	from, to        []uint32
 }
 
-// TestRandomTransfers runs short transfers between three nodes with random ends thrown in and looks at what must hold
+// TestRandomTransfers runs short pushes, pulls and transfers of raw memory between three nodes with random ends thrown in and looks at what must hold
 // of each result, of the blocks and of the memory.
 func TestRandomTransfers(t *testing.T) {
 	rng := testseed.New(t)
 	net := newNetwork(t, "a", "b", "c")
-	r := &randomRun{t: t, rng: rng, net: net}
+	r := &randomRun{t: t, rng: rng, net: net, watchedRaw: map[string]watchedRaw{}, raws: make([]*worker, 3)}
 	for _, name := range []string{"a", "b", "c"} {
 		w := newWorker(t, net.nodes[name], "cache-"+name, small, randomBlocks)
 		w.fill(rng)
 		r.workers, r.all = append(r.workers, w), append(r.all, w)
+	}
+	for i := range r.raws {
+		r.attachRaw(i)
 	}
 	const rounds = 250
 	for range rounds {
@@ -104,16 +106,22 @@ func TestRandomTransfers(t *testing.T) {
 	for _, x := range r.watched {
 		r.check(x)
 	}
+	for _, x := range r.watchedRaw {
+		r.checkRaw(x)
+	}
 	for _, w := range r.all {
 		w.mu.Lock()
 		for id, n := range w.ends {
 			assert.Equal(t, 1, n, "events that end %d", id)
+			assert.Equal(t, 1, w.free[id], "times that the memory of %d was given back", id)
 		}
 		w.mu.Unlock()
 	}
-	t.Logf("%d transfers, %d committed, %d blocks watched at the end", r.transfers, r.commits, len(r.watched))
+	t.Logf("%d transfers, %d committed, %d pulled, %d of raw memory, %d blocks watched at the end", r.transfers, r.commits, r.pulls, r.scatters, len(r.watched))
 	assert.Positive(t, r.commits)
-	for _, w := range r.workers {
+	assert.Positive(t, r.pulls)
+	assert.Positive(t, r.scatters)
+	for _, w := range append(r.workers, r.raws...) {
 		w.node.engine.ClientGone(w.id)
 	}
 	for _, nd := range net.nodes {
@@ -136,50 +144,42 @@ func (r *randomRun) round() {
 		free[w] = free[w][n:]
 		return out
 	}
-	var all []*one
-	for range 5 {
-		x := &one{src: r.workers[r.rng.IntN(3)], dst: r.workers[r.rng.IntN(3)]}
-		n := 1 + r.rng.IntN(randomPush)
-		if min(len(free[x.src]), len(free[x.dst])) < 2*n {
-			continue
-		}
-		x.from, x.to = take(x.src, n), take(x.dst, n)
-		for _, b := range x.to {
-			r.unwatch(x.dst, b)
-		}
-		ttl, timeout := time.Hour, time.Hour
-		if r.rng.IntN(10) == 0 {
-			ttl = time.Duration(1+r.rng.IntN(5)) * time.Millisecond
-		}
-		if r.rng.IntN(10) == 0 {
-			timeout = time.Duration(1+r.rng.IntN(5)) * time.Millisecond
-		}
-		info := x.dst.lease(ttl, x.to...)
-		x.lease, x.transfer = info.Lease, x.src.push(info.Ticket, timeout, x.from...)
-		all = append(all, x)
-		r.transfers++
+	slots := map[*worker][]uint32{}
+	for _, w := range r.raws {
+		slots[w] = ids(r.rng.Perm(randomSlots))
 	}
+	takeSlots := func(w *worker, n int) []uint32 {
+		out := slots[w][:n:n]
+		slots[w] = slots[w][n:]
+		r.unwatchRaw(w, out)
+		return out
+	}
+	var all []ending
 	done := make(chan struct{})
 	var chaos []func()
-	for _, x := range all {
-		x, order, finish := x, r.rng.Perm(int(small.Layers)), r.rng.IntN(8) != 0
-		chaos = append(chaos, func() {
-			for _, layer := range order {
-				x.src.layer(x.transfer, uint32(layer))
-			}
-			if finish {
-				x.src.node.engine.PushFinish(x.src.id, x.transfer, nil)
-			} else {
-				x.src.node.engine.CancelTransfer(x.src.id, x.transfer)
-			}
-		})
-		if r.rng.IntN(6) == 0 {
-			chaos = append(chaos, func() { _ = x.dst.node.engine.Revoke(x.dst.id, x.lease) })
+	for range 5 {
+		i, k, n := r.rng.IntN(3), r.rng.IntN(3), 1+r.rng.IntN(randomPush)
+		src, dst := r.workers[i], r.workers[k]
+		if min(len(free[src]), len(free[dst])) < 2*n || min(len(slots[r.raws[i]]), len(slots[r.raws[k]])) < 2*n {
+			continue
 		}
+		var x ending
+		var more []func()
+		switch r.rng.IntN(4) {
+		case 0, 1:
+			x, more = r.beginPush(src, dst, take(src, n), take(dst, n))
+		case 2:
+			x, more = r.beginPull(src, dst, take(src, n), take(dst, n))
+		case 3:
+			x, more = r.beginScatter(r.raws[i], r.raws[k], takeSlots(r.raws[i], n), takeSlots(r.raws[k], n))
+		}
+		all, chaos = append(all, x), append(chaos, more...)
+		r.transfers++
 	}
 	victim := r.rng.IntN(3)
 	w := r.workers[victim]
-	what := r.rng.IntN(12)
+	raw := r.raws[victim]
+	what := r.rng.IntN(14)
 	switch what {
 	case 0:
 		chaos = append(chaos, r.net.cut)
@@ -187,6 +187,12 @@ func (r *randomRun) round() {
 		chaos = append(chaos, func() { w.node.engine.ClientGone(w.id) })
 	case 2:
 		chaos = append(chaos, func() { assert.NoError(r.t, w.node.engine.DropCache(context.Background(), w.id, w.cache)) })
+	case 3:
+		chaos = append(chaos, func() { raw.node.engine.ClientGone(raw.id) })
+	case 4:
+		chaos = append(chaos, func() {
+			assert.NoError(r.t, raw.node.engine.DeregisterRegion(context.Background(), raw.id, raw.region))
+		})
 	}
 	for _, f := range chaos {
 		go func() { f(); done <- struct{}{} }()
@@ -195,7 +201,7 @@ func (r *randomRun) round() {
 		<-done
 	}
 	for _, x := range all {
-		r.ended(x)
+		x.ended(r)
 	}
 	for _, w := range r.workers {
 		require.Eventually(r.t, func() bool { s := w.node.engine.Stats(); return s.Leases+s.Transfers == 0 }, patience, time.Millisecond)
@@ -206,6 +212,10 @@ func (r *randomRun) round() {
 		r.attach(victim)
 	case 2:
 		w.register()
+	case 3, 4:
+		raw.node.engine.ClientGone(raw.id) // of a region that was deregistered the process is left
+		require.Eventually(r.t, raw.mem.unmapped.Load, patience, time.Millisecond)
+		r.attachRaw(victim)
 	}
 	for _, w := range r.workers {
 		info, _, err := w.node.engine.Blocks(w.id, w.cache)
@@ -214,8 +224,33 @@ func (r *randomRun) round() {
 	}
 }
 
+// beginPush leases and pushes; layers and ends come with the chaos.
+func (r *randomRun) beginPush(src, dst *worker, from, to []uint32) (*one, []func()) {
+	x := &one{src: src, dst: dst, from: from, to: to}
+	for _, b := range x.to {
+		r.unwatch(x.dst, b)
+	}
+	info := x.dst.lease(r.times(), x.to...)
+	x.lease, x.transfer = info.Lease, x.src.push(info.Ticket, r.times(), x.from...)
+	order, finish := r.rng.Perm(int(small.Layers)), r.rng.IntN(8) != 0
+	chaos := []func(){func() {
+		for _, layer := range order {
+			x.src.layer(x.transfer, uint32(layer))
+		}
+		if finish {
+			x.src.node.engine.PushFinish(x.src.id, x.transfer, nil)
+		} else {
+			x.src.node.engine.CancelTransfer(x.src.id, x.transfer)
+		}
+	}}
+	if r.rng.IntN(6) == 0 {
+		chaos = append(chaos, func() { _ = x.dst.node.engine.Revoke(x.dst.id, x.lease) })
+	}
+	return x, chaos
+}
+
 // ended waits for both ends of a transfer and looks at what they say.
-func (r *randomRun) ended(x *one) {
+func (x *one) ended(r *randomRun) {
 	s := x.src.transferEnd(x.transfer)
 	if s.Error != nil { // it may never have been bound: then only its owner or its time ends the lease
 		_ = x.dst.node.engine.Revoke(x.dst.id, x.lease) // Closed where the client is gone, which ends it too

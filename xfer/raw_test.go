@@ -18,7 +18,8 @@ import (
 // rawWorker is a client with one raw region.
 func rawWorker(t testing.TB, nd *node, name string, size uint64) *worker {
 	w := &worker{t: t, node: nd, changed: make(chan struct{}), layers: map[uint64][]uint32{}, leases: map[uint64]wire.LeaseEvent{},
-		notes: map[uint64][]byte{}, transfers: map[uint64]wire.TransferEvent{}, released: map[uint64]bool{}, ends: map[uint64]int{}}
+		notes: map[uint64][]byte{}, transfers: map[uint64]wire.TransferEvent{}, released: map[uint64]bool{}, ends: map[uint64]int{},
+		free: map[uint64]int{}, whenFree: map[uint64]func(){}, whenHolder: map[uint64]func(wire.HolderEvent){}}
 	var err error
 	w.id, err = nd.engine.AddClient(xfer.ClientInfo{Tenant: "default", Process: name}, w)
 	require.NoError(t, err)

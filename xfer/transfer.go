@@ -44,6 +44,7 @@ type transfer struct {
 	cancelDial context.CancelFunc
 	own        blockdb.LeaseID // pull: under which the own blocks are LEASED
 	generation uint64          // pull: which they will have
+	gaveBack   bool            // under Engine.mu: nothing touches the own memory any more; its end is being told
 
 	mu      sync.Mutex
 	m       *protocol.Transfer
@@ -223,20 +224,26 @@ func (p *transfer) bound(ls *linkState, b *wire.Bound, blocks []uint32) {
 	p.spans.bound(p)
 	if p.cache == nil {
 		if b.NumBlocks != 0 {
-			p.run(protocol.TransferEvent{Kind: protocol.TransferBound}, protocol.TransferEvent{Kind: protocol.TransferCancel, Code: fault.ProtocolViolation})
+			p.boundWrongly(fault.ProtocolViolation)
 			return
 		}
 		p.run(protocol.TransferEvent{Kind: protocol.TransferBound})
 		return
 	}
 	if err := layout.Compare(p.cache.spec.Layout, b.Layout, layout.Identity{}, layout.Identity{}); err != nil || len(blocks) != len(p.blocks) || b.NumBlocks == 0 {
-		p.run(protocol.TransferEvent{Kind: protocol.TransferBound}, protocol.TransferEvent{Kind: protocol.TransferCancel, Code: fault.LayoutMismatch})
+		p.boundWrongly(fault.LayoutMismatch)
 		return
 	}
 	plan := newBlockPlan(ls.out.caps, p.cache.geometry, layout.Geometry{Layout: b.Layout, NumBlocks: b.NumBlocks}, p.blocks, blocks)
 	p.plan = plan
 	p.spans.planned(p, plan)
 	p.run(protocol.TransferEvent{Kind: protocol.TransferBound})
+}
+
+// boundWrongly ends the transfer before it takes the answer: taken, pieces that were handed over already would be posted
+// without a plan. The answer then meets the end and is told ABORT. The caller holds p.mu.
+func (p *transfer) boundWrongly(code fault.Code) {
+	p.run(protocol.TransferEvent{Kind: protocol.TransferCancel, Code: code}, protocol.TransferEvent{Kind: protocol.TransferBound})
 }
 
 func (p *transfer) refused(err error) {
@@ -320,6 +327,7 @@ func (p *transfer) apply(f protocol.TransferEffect, now rdma.Instant) {
 		p.giveBack(f.Code)
 		p.e.mu.Lock()
 		p.client.transfers-- // who hears of the end may ask for the next one
+		p.gaveBack = true
 		p.e.mu.Unlock()
 	case protocol.TransferResult:
 		p.result(f)

@@ -23,6 +23,7 @@
 //   - no holder and no offer ends before its fence: TestOfferEndsBehindItsFences, TestRandomOffersEnd
 //   - a raw write is good when its operations, each counted once, are those that FIN names: TestRawWriteCountsOperations
 //   - a transfer never sends FIN or RELEASE after it has ended: TestNoFinAfterTheEnd
+//   - a write that has sent FIN says that it may have been heard: TestFinMayHaveBeenHeard
 //   - a transfer says "released" only when no operation is outstanding: TestReleasedMeansNothingOutstanding
 //   - one transfer owns a whole, by whichever part it came: TestWholeIsOwnedOnce; a whole is committed on every part or
 //     on none, and ends once: TestWholeCommitsOnAllOrNone, TestRandomWholesEnd

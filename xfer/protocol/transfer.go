@@ -266,6 +266,7 @@ func (p *Transfer) complete(out []TransferEffect) []TransferEffect {
 		return out
 	}
 	p.phase = TransferFinishing
+	p.wrote = p.wrote || p.kind == TransferWrite // of a notification alone, too, the target's client may hear from here on
 	return append(out, TransferEffect{Kind: TransferSendFin})
 }
 

@@ -145,3 +145,16 @@ func TestWaitForTheReasonEndsByTheDeadline(t *testing.T) {
 	assert.Equal(t, fault.StaleKey, out[len(out)-1].Code)
 	assert.Equal(t, protocol.TransferEnded, p.Phase())
 }
+
+// TestFinMayHaveBeenHeard: of a write without pieces the target may have told its client, who has a notification then.
+func TestFinMayHaveBeenHeard(t *testing.T) {
+	p := protocol.NewTransfer(protocol.TransferWrite, 1, 0, 1000)
+	assert.False(t, steps(p, cancel)[1].Wrote, "nothing was sent")
+	p = protocol.NewTransfer(protocol.TransferWrite, 1, 0, 1000)
+	out := steps(p, finish, bound)
+	require.Len(t, out, 1)
+	assert.Equal(t, protocol.TransferSendFin, out[0].Kind)
+	out = steps(p, cancel)
+	assert.Equal(t, protocol.TransferResult, out[len(out)-1].Kind)
+	assert.True(t, out[len(out)-1].Wrote)
+}

@@ -27,7 +27,7 @@ const (
 )
 
 // rounds is large on request: go test ./xfer/simtest -run RandomHistories -rounds 100000 -timeout 1h
-var rounds = flag.Int("rounds", 400, "rounds of TestRandomHistories on each kind of fabric")
+var rounds = flag.Int("rounds", 300, "rounds of TestRandomHistories on each kind of fabric")
 
 // fabrics are what histories meet, a world each.
 var fabrics = []struct {
@@ -41,8 +41,8 @@ var fabrics = []struct {
 	{"lossy", 3, simfabric.Faults{Delay: time.Millisecond, Jitter: 5 * time.Millisecond, Loss: 0.15, MaxLosses: 4, Late: 0.1, LateBy: 5 * time.Second}},
 }
 
-// TestRandomHistories runs rounds of a few transfers each, in which leases are revoked and expire, transfers are cancelled
-// and time out, clients die, caches are dropped, links break and nodes stop, at random instants.
+// TestRandomHistories runs rounds of a few pushes, pulls and transfers of raw memory each, in which leases are revoked,
+// evicted and renewed and expire, transfers are cancelled and time out, clients die, regions are given up, caches are dropped, links break and nodes stop, at random instants.
 func TestRandomHistories(t *testing.T) {
 	seed := testseed.Seed(t)
 	for i, f := range fabrics {
@@ -54,8 +54,11 @@ func TestRandomHistories(t *testing.T) {
 				}
 				h.w.Pass(time.Minute) // what is late comes now
 				h.w.Check()
-				t.Logf("%d transfers: %v; %d restarts, %d blocks served again", h.transfers, h.ends, h.restarts, h.vouched)
-				assert.Positive(t, h.ends["committed"])
+				t.Logf("%d transfers: %v; %d renewals, %d restarts, %d blocks served again", h.transfers, h.ends, h.renewals, h.restarts, h.vouched)
+				for _, good := range []string{"committed", "pulled", "write raw", "read raw"} {
+					assert.Positive(t, h.ends[good], good)
+				}
+				assert.Positive(t, h.renewals)
 			})
 		})
 	}
@@ -67,9 +70,11 @@ type history struct {
 	w         *simtest.World
 	rng       *rand.Rand
 	clients   []*simtest.Client // a node each; replaced when it dies
+	raws      []*simtest.Raw    // the same
 	transfers int
 	lives     bool // no session dies of its losses
 	ends      map[string]int
+	renewals  int
 	restarts  int
 	vouched   int       // blocks that were served again after a restart
 	round0    time.Time // when the round began
@@ -82,8 +87,9 @@ func newHistory(t *testing.T, seed uint64, o simtest.Options) *history {
 	o.Skew = func(int) time.Duration { return time.Duration(h.rng.IntN(1000)) * time.Hour }
 	h.w = simtest.NewWorld(t, o)
 	for i := range h.w.Nodes {
-		h.clients = append(h.clients, nil)
+		h.clients, h.raws = append(h.clients, nil), append(h.raws, nil)
 		h.attach(i)
+		h.attachRaw(i)
 	}
 	return h
 }
@@ -92,12 +98,24 @@ func (h *history) attach(i int) {
 	h.clients[i] = h.w.Nodes[i].Client(fmt.Sprintf("cache-%d", i), simtest.Small, historyBlocks, h.rng.Uint64())
 }
 
+func (h *history) attachRaw(i int) {
+	h.raws[i] = h.w.Nodes[i].Raw(fmt.Sprintf("raw-%d", i), rawSlots*slotSize, h.rng.Uint64())
+}
+
+// life is a permission and the transfers under it.
+type life interface {
+	hush(quiet bool)  // false: something else disturbs it
+	ended(h *history) // looks at every end, when all must be over
+}
+
 // transfer is a lease and the push to it; either may be absent, when the call that would begin it was refused.
 type transfer struct {
 	l     *simtest.Lease
-	p     *simtest.Push
+	p     *simtest.Transfer
 	quiet bool // nothing disturbs it, so it must commit
 }
+
+func (x *transfer) hush(quiet bool) { x.quiet = x.quiet && quiet }
 
 // action is something that happens at an instant of a round, at a node unless that is nil. Nobody calls a node that is
 // paused: such an action is left out.
@@ -128,25 +146,53 @@ func (h *history) round() {
 		free[c] = h.rng.Perm(historyBlocks)
 	}
 	take := func(c *simtest.Client, n int) (out []uint32) {
+		if n > len(free[c]) {
+			return nil
+		}
 		for _, b := range free[c][:n] {
 			out = append(out, uint32(b))
 		}
 		free[c] = free[c][n:]
 		return out
 	}
+	rawFree := map[*simtest.Raw][]int{}
+	for _, r := range h.raws {
+		rawFree[r] = h.rng.Perm(rawSlots)
+	}
+	takeRaw := func(r *simtest.Raw, n int) []int {
+		if n > len(rawFree[r]) {
+			return nil
+		}
+		out := rawFree[r][:n:n]
+		rawFree[r] = rawFree[r][n:]
+		return out
+	}
 	var acts []action
-	var all []*transfer
+	var all []life
 	for range 1 + h.rng.IntN(4) {
 		two := h.rng.Perm(len(h.clients))
 		src, dst, n := h.clients[two[0]], h.clients[two[1]], 1+h.rng.IntN(3)
-		x := &transfer{}
-		all = append(all, x)
-		h.begin(x, src, dst, take(src, n), take(dst, n), &acts)
+		switch h.rng.IntN(4) {
+		case 0, 1:
+			if from, to := take(src, n), take(dst, n); from != nil && to != nil {
+				x := &transfer{}
+				all = append(all, x)
+				h.begin(x, src, dst, from, to, &acts)
+			}
+		case 2:
+			if from := take(src, n); from != nil {
+				all = append(all, h.beginPull(src, dst, from, func() []uint32 { return take(dst, n) }, &acts))
+			}
+		case 3:
+			if x := h.beginScatter(h.raws[two[0]], h.raws[two[1]], takeRaw, &acts); x != nil {
+				all = append(all, x)
+			}
+		}
 	}
 	before := len(acts)
 	h.trouble(&acts)
 	for _, x := range all {
-		x.quiet = x.quiet && len(acts) == before && h.lives
+		x.hush(len(acts) == before && h.lives)
 	}
 	slices.SortStableFunc(acts, func(a, b action) int { return cmp.Compare(a.at, b.at) })
 	for _, a := range acts {
@@ -163,7 +209,7 @@ func (h *history) round() {
 	}
 	h.w.Pass(time.Minute + time.Second) // every deadline of the round with its grace
 	for _, x := range all {
-		h.ended(x)
+		x.ended(h)
 	}
 	h.mend()
 	h.w.Check()
@@ -189,7 +235,7 @@ func (h *history) begin(x *transfer, src, dst *simtest.Client, from, to []uint32
 			h.refused(err)
 		}
 	})
-	push := func(f func(p *simtest.Push)) func() {
+	push := func(f func(p *simtest.Transfer)) func() {
 		return func() {
 			if x.p != nil {
 				f(x.p)
@@ -200,24 +246,42 @@ func (h *history) begin(x *transfer, src, dst *simtest.Client, from, to []uint32
 	for _, layer := range h.rng.Perm(int(simtest.Small.Layers)) {
 		at := start + h.some(span/4)
 		last = max(last, at)
-		add(at, src.Node, push(func(p *simtest.Push) { p.Layer(uint32(layer)) }))
+		add(at, src.Node, push(func(p *simtest.Transfer) { p.Layer(uint32(layer)) }))
 	}
 	if h.rng.IntN(10) > 0 {
-		add(last, src.Node, push(func(p *simtest.Push) { p.Finish([]byte("note")) }))
+		add(last, src.Node, push(func(p *simtest.Transfer) { p.Finish([]byte("note")) }))
 	} else {
 		x.quiet = false
 	}
 	if h.rng.IntN(8) == 0 {
 		x.quiet = false
-		add(start+h.some(span/4), src.Node, push((*simtest.Push).Cancel))
+		add(start+h.some(span/4), src.Node, push((*simtest.Transfer).Cancel))
 	}
-	if h.rng.IntN(6) == 0 {
-		x.quiet = false
-		add(start+h.some(span/4), dst.Node, func() {
+	lease := func(f func(l *simtest.Lease)) func() {
+		return func() {
 			if x.l != nil {
-				_ = x.l.Revoke() // Closed where the client is gone, which ends it too
+				f(x.l)
 			}
-		})
+		}
+	}
+	switch h.rng.IntN(12) {
+	case 0, 1:
+		x.quiet = false
+		add(start+h.some(span/4), dst.Node, lease(func(l *simtest.Lease) { _ = l.Revoke() })) // Closed where the client is gone, which ends it too
+	case 2:
+		x.quiet = false
+		add(start+h.some(span/4), dst.Node, lease(func(*simtest.Lease) { h.evict(dst, to[:1]) }))
+	case 3: // of the source's own use
+		add(start+h.some(span/4), src.Node, push(func(p *simtest.Transfer) { h.evict(src, from) }))
+	case 4:
+		x.quiet = false
+		fallthrough
+	case 5: // long before its end comes, unless that is short
+		again := time.Minute
+		if !x.quiet {
+			again = h.times()
+		}
+		add(start+h.some(ttl/2), dst.Node, lease(func(l *simtest.Lease) { h.renewal(l.Renew(again)) }))
 	}
 }
 
@@ -237,11 +301,20 @@ func (h *history) oneTrouble(acts *[]action) {
 	i := h.rng.IntN(len(h.clients))
 	c := h.clients[i]
 	add := func(do func()) { *acts = append(*acts, action{h.some(span), c.Node, do}) }
-	switch h.rng.IntN(8) {
+	switch h.rng.IntN(9) {
+	case 8:
+		r := h.raws[i]
+		add(func() {
+			if err := r.Deregister(); err != nil {
+				h.refused(err)
+			}
+		})
 	case 0:
 		*acts = append(*acts, action{h.some(span), nil, h.w.CutLinks})
 	case 1:
-		add(c.Kill)
+		if add(c.Kill); h.rng.IntN(2) == 0 {
+			add(h.raws[i].Kill)
+		}
 	case 2:
 		// It returns when everything on the cache is fenced, which takes no time of a clock: fences wait for nobody.
 		add(func() {
@@ -265,6 +338,13 @@ func (h *history) oneTrouble(acts *[]action) {
 
 // mend replaces who died and declares again what was dropped.
 func (h *history) mend() {
+	for i, r := range h.raws {
+		if r.Node.Dead() || r.Unmapped() {
+			r.Kill() // of a region that was deregistered the process is left
+			h.w.Pass(0)
+			h.attachRaw(i)
+		}
+	}
 	for i, c := range h.clients {
 		s := h.w.Nodes[i].Engine.Stats()
 		require.Zero(h.t, s.Leases+s.Transfers, "%+v", s)
@@ -279,7 +359,7 @@ func (h *history) mend() {
 			h.vouched += len(vouched)
 			h.clients[i] = heir
 		case c.Unmapped():
-			require.Zero(h.t, s.Clients)
+			require.Equal(h.t, 1, s.Clients, "the raw one")
 			h.attach(i)
 		case c.Dropped():
 			c.RegisterCache()
@@ -292,7 +372,7 @@ func (h *history) mend() {
 }
 
 // ended looks at both ends of a transfer.
-func (h *history) ended(x *transfer) {
+func (x *transfer) ended(h *history) {
 	if x.l == nil {
 		return
 	}

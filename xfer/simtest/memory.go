@@ -2,6 +2,7 @@ package simtest
 
 import (
 	"bytes"
+	"math/rand/v2"
 	"slices"
 	"unsafe"
 
@@ -74,26 +75,41 @@ func (c *Client) Block(block uint32) []byte {
 }
 
 // The top bit of every byte that a client writes says whether the block was given back to it as a source: such a byte at
-// a target was read after the engine had released the source.
+// a peer was read after the engine had released the source.
 const givenBack = 0x80
 
 // scribble writes fresh random bytes into a block; they are its image. The caller holds c.mu or is alone.
 func (c *Client) scribble(block uint32, mark byte) {
-	c.planes(block, func(b []byte) {
-		for i := 0; i < len(b); i += 8 {
-			x := c.rng.Uint64()
-			for k := range b[i:min(i+8, len(b))] {
-				b[i+k] = byte(x>>(8*k))&^givenBack | mark
-			}
-		}
-	})
+	c.planes(block, func(b []byte) { pattern(c.rng, b, mark) })
 	c.images[block] = c.Block(block)
 	delete(c.generations, block)
 }
 
+// pattern fills b with random bytes that carry a mark, or none.
+func pattern(rng *rand.Rand, b []byte, mark byte) {
+	for i := 0; i < len(b); i += 8 {
+		x := rng.Uint64()
+		for k := range b[i:min(i+8, len(b))] {
+			b[i+k] = byte(x>>(8*k))&^givenBack | mark
+		}
+	}
+}
+
+// marked says whether a byte of b was written by an owner that had been given it back.
+func marked(b []byte) bool {
+	return slices.ContainsFunc(b, func(x byte) bool { return x&givenBack != 0 })
+}
+
+// readLate looks at a block that a peer's bytes may have reached. The caller holds c.mu.
+func (c *Client) readLate(block uint32) {
+	if !c.gone && marked(c.Block(block)) {
+		c.w.T.Errorf("read too late: block %d of %s has bytes that its source's owner wrote after the source was released", block, c.Spec.Name)
+	}
+}
+
 // fresh makes a block's bytes ones that were not given back. The caller holds c.mu.
 func (c *Client) fresh(block uint32) {
-	if slices.ContainsFunc(c.Block(block), func(b byte) bool { return b&givenBack != 0 }) {
+	if marked(c.Block(block)) {
 		c.scribble(block, 0)
 	}
 }

@@ -36,15 +36,28 @@ type World struct {
 	Fabric *simfabric.Fabric
 	Nodes  []*Node // of the goroutine that calls; Restart replaces one
 
-	regions atomic.Uint64
-	epochs  atomic.Uint64
-	ids     atomic.Uint64 // of sessions
-	wg      sync.WaitGroup
-	mu      sync.Mutex
-	links   []*link
-	nodes   []*Node   // Nodes, for Dial
-	clients []*Client // those of before, too
-	tickets map[string]*Lease
+	regions  atomic.Uint64
+	epochs   atomic.Uint64
+	ids      atomic.Uint64 // of sessions
+	wg       sync.WaitGroup
+	mu       sync.Mutex
+	links    []*link
+	nodes    []*Node    // Nodes, for Dial
+	attached []attached // clients, those of before, too
+	tickets  map[string]*Lease
+	adverts  map[string]*Advert  // by ticket
+	scatters map[string]*Scatter // by transfer id
+}
+
+// attached is a Client or a Raw.
+type attached interface {
+	node() *Node
+	name() string
+	lose()
+	free()
+	Check()
+	Lost() bool
+	Unmapped() bool
 }
 
 // Node is a daemon without its doors: engine, provider and store.
@@ -70,11 +83,11 @@ func NewWorld(t testing.TB, o Options) *World {
 	if o.Chunk == 0 {
 		o.Chunk = 128
 	}
-	f, err := simfabric.New(o.Seed, simfabric.Options{Faults: o.Faults, Chunk: o.Chunk, Trace: o.Trace, MaxInFlight: 64, MaxInFlightLen: 64 << 10})
+	f, err := simfabric.New(o.Seed, simfabric.Options{Faults: o.Faults, Chunk: o.Chunk, Trace: o.Trace, MaxOpBytes: 1 << 10, MaxInFlight: 64, MaxInFlightLen: 64 << 10})
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &World{T: t, Fabric: f, tickets: map[string]*Lease{}}
+	w := &World{T: t, Fabric: f, tickets: map[string]*Lease{}, adverts: map[string]*Advert{}, scatters: map[string]*Scatter{}}
 	t.Cleanup(w.close)
 	for i := range o.Nodes {
 		skew := time.Duration(0)
@@ -163,11 +176,8 @@ func (w *World) Restart(i int) *Node {
 			l.cut()
 		}
 	}
-	w.mu.Lock()
-	clients := w.clients
-	w.mu.Unlock()
-	for _, c := range clients {
-		if c.Node == old {
+	for _, c := range w.everybody() {
+		if c.node() == old {
 			c.lose()
 		}
 	}
@@ -179,6 +189,19 @@ func (w *World) Restart(i int) *Node {
 	w.mu.Unlock()
 	w.Nodes[i] = n
 	return n
+}
+
+func (w *World) everybody() []attached {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.attached)
+}
+
+// lease finds a lease by its ticket.
+func (w *World) lease(ticket string) *Lease {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.tickets[ticket]
 }
 
 // stop ends a node's goroutines.
@@ -200,10 +223,7 @@ func (n *Node) stop() {
 // Check compares every image with the memory, that of clients that are gone included.
 func (w *World) Check() {
 	w.T.Helper()
-	w.mu.Lock()
-	clients := w.clients
-	w.mu.Unlock()
-	for _, c := range clients {
+	for _, c := range w.everybody() {
 		c.Check()
 	}
 }
@@ -220,15 +240,13 @@ func (w *World) close() {
 	}
 	w.wg.Wait()
 	w.Check()
-	for _, c := range w.clients {
+	for _, c := range w.attached {
 		if !c.Unmapped() && !c.Lost() {
-			w.T.Errorf("the memory of client %s is still mapped", c.Spec.Name)
+			w.T.Errorf("the memory of client %s is still mapped", c.name())
 		}
 	}
 	w.Fabric.Close() // from here on no packet can touch memory
-	for _, c := range w.clients {
-		if !c.heir {
-			c.mem.free()
-		}
+	for _, c := range w.attached {
+		c.free()
 	}
 }

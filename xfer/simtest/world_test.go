@@ -29,7 +29,7 @@ func pair(t *testing.T, o simtest.Options) (w *simtest.World, src, dst *simtest.
 }
 
 // begin leases and pushes blocks 1 and 2 to 5 and 6.
-func begin(t *testing.T, src, dst *simtest.Client, ttl, timeout time.Duration) (*simtest.Lease, *simtest.Push) {
+func begin(t *testing.T, src, dst *simtest.Client, ttl, timeout time.Duration) (*simtest.Lease, *simtest.Transfer) {
 	l, err := dst.Lease(ttl, 5, 6)
 	require.NoError(t, err)
 	p, err := src.Push(l.Ticket, timeout, 1, 2)
@@ -37,7 +37,7 @@ func begin(t *testing.T, src, dst *simtest.Client, ttl, timeout time.Duration) (
 	return l, p
 }
 
-func committed(t *testing.T, l *simtest.Lease, p *simtest.Push) {
+func committed(t *testing.T, l *simtest.Lease, p *simtest.Transfer) {
 	t.Helper()
 	require.Equal(t, 1, l.Ends)
 	require.Nil(t, l.End.Error, "%+v", l.End.Error)
