@@ -93,6 +93,7 @@ GIVEN_UP: dict[str, tuple[Callable[[Midway], object], type[kvxfer.KvxferError], 
 }
 
 
+@pytest.mark.parametrize("nodes", ["tcp", "shm"], indirect=True)
 @pytest.mark.parametrize("how", GIVEN_UP)
 def test_given_up(nodes: Nodes, attach: Attach, rng: random.Random, how: str) -> None:
     """Every way to end a transfer early ends it on both sides with the same reason."""
@@ -112,6 +113,7 @@ def test_given_up(nodes: Nodes, attach: Attach, rng: random.Random, how: str) ->
     works(source, target, m.blocks, m.to)
 
 
+@pytest.mark.parametrize("nodes", ["tcp", "shm"], indirect=True)
 @pytest.mark.parametrize("how", ["kill", "exit", "close"])
 def test_source_client_goes(
     nodes: Nodes, attach: Attach, worker: StartWorker, rng: random.Random, how: str
@@ -148,6 +150,7 @@ def end(w: Worker, how: str) -> None:
         w.process.wait(PATIENCE)
 
 
+@pytest.mark.parametrize("nodes", ["tcp", "shm"], indirect=True)
 @pytest.mark.parametrize("how", ["kill", "exit"])
 def test_target_client_goes(
     nodes: Nodes, attach: Attach, worker: StartWorker, rng: random.Random, how: str
@@ -166,6 +169,7 @@ def test_target_client_goes(
     works(source, allocate(attach(nodes[1]), "target", num_blocks=8), [7, 9], to)
 
 
+@pytest.mark.parametrize("nodes", ["tcp", "shm"], indirect=True)
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_daemon_dies(nodes: Nodes, attach: Attach, rng: random.Random, side: str) -> None:
     """The survivor says PeerLost, the dead one's client DaemonUnavailable; after a restart all goes on."""
@@ -187,6 +191,7 @@ def test_daemon_dies(nodes: Nodes, attach: Attach, rng: random.Random, side: str
     works(m.source, m.target, m.blocks, m.to)
 
 
+@pytest.mark.parametrize("nodes", ["tcp", "shm"], indirect=True)
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_daemon_stops(nodes: Nodes, attach: Attach, rng: random.Random, side: str) -> None:
     """A stopped daemon is lost by its peer and outwaited by its client; when it goes on it harms nothing."""
@@ -243,6 +248,7 @@ def counts(client: kvxfer.Client) -> tuple[int, int]:
     return status.leases, status.transfers
 
 
+@pytest.mark.parametrize("nodes", ["tcp", "shm"], indirect=True)
 def test_nobody_listens(nodes: Nodes, attach: Attach) -> None:
     """Without the peer's daemon a push ends before its time; without the own one everything does."""
     prefill, decode = (attach(d) for d in nodes)
