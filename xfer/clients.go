@@ -462,14 +462,15 @@ func (e *Engine) Evict(ctx context.Context, id ClientID, cacheID uint64, blocks 
 	return ca.store.Evict(blocks)
 }
 
-// ownUse refuses blocks that a transfer of the client itself holds.
+// ownUse refuses blocks that a transfer of the client itself holds. One that gave its memory back is no obstacle, though the
+// engine still knows it: who has heard of its end may evict.
 func (e *Engine) ownUse(op string, ca *cache, blocks []uint32) error {
 	named := make(map[uint32]bool, len(blocks))
 	for _, b := range blocks {
 		named[b] = true
 	}
 	for _, p := range e.allTransfers() {
-		if p.cache != ca {
+		if p.cache != ca || p.gaveBack.Load() {
 			continue
 		}
 		for _, b := range p.blocks {

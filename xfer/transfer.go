@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -44,6 +45,7 @@ type transfer struct {
 	cancelDial context.CancelFunc
 	own        blockdb.LeaseID // pull: under which the own blocks are LEASED
 	generation uint64          // pull: which they will have
+	gaveBack   atomic.Bool     // nothing touches the own memory any more
 
 	mu      sync.Mutex
 	m       *protocol.Transfer
@@ -356,6 +358,7 @@ func (p *transfer) giveBack(code fault.Code) {
 	case kindScatter:
 		p.region.unuse()
 	}
+	p.gaveBack.Store(true)
 }
 
 // forget takes the transfer out of every table; a late BOUND still finds it and is answered with ABORT.
