@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 from daemon import Daemon, until
 
-
 PAGE = "/memfd:kvxfer-shm-page"
-"""A session of shm has one of its own and maps the peer's, as long as the link is kept: no memory of a client's."""
+"""Of these a session of shm keeps its own and the peer's, as long as the link lives: no client's memory."""
 
 
 class Footprint(NamedTuple):
