@@ -12,9 +12,9 @@ import kvxfer
 import numpy as np
 import pytest
 
-from conftest import Attach, StartWorker
+from conftest import Attach, Start, StartWorker
 from contents import SMALL, allocate, choose, pieces
-from daemon import PATIENCE, Daemon, until
+from daemon import PATIENCE, Daemon, NatsServer, until
 from worker import CallError, Worker
 
 Nodes = tuple[Daemon, Daemon]
@@ -51,9 +51,10 @@ def begin(
     return Midway(source, target, blocks, to, lease, push)
 
 
-def begin_short(source: kvxfer.Cache, target: kvxfer.Cache, rng: random.Random, which: str) -> Midway:
+def begin_short(
+    source: kvxfer.Cache, target: kvxfer.Cache, rng: random.Random, which: str, soon: float = 0.4
+) -> Midway:
     """A transfer that gets halfway, and whose lease or push ends soon; the machine tells what is soon."""
-    soon = 0.4
     while True:
         try:
             return begin(source, target, rng, **{which: soon})
@@ -191,15 +192,18 @@ def test_daemon_dies(nodes: Nodes, attach: Attach, rng: random.Random, side: str
     works(m.source, m.target, m.blocks, m.to)
 
 
-@pytest.mark.parametrize("nodes", ["tcp", "shm"], indirect=True)
+@pytest.mark.parametrize("provider", ["tcp", "shm"])
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_daemon_stops(nodes: Nodes, attach: Attach, rng: random.Random, side: str) -> None:
+def test_daemon_stops(
+    nats: NatsServer, daemon: Start, attach: Attach, rng: random.Random, side: str, provider: str
+) -> None:
     """A stopped daemon is lost by its peer and outwaited by its client; when it goes on it harms nothing."""
+    args = ["--nats", nats.url, "--providers", provider, "--heartbeat", "500ms"]
+    nodes = daemon("prefill", *args), daemon("decode", *args)
     prefill, decode = (attach(d) for d in nodes)
-    m = begin(
-        allocate(prefill, "source", seed=6), allocate(decode, "target"), rng,
-        ttl=8 if side == "target" else LONG, timeout=8 if side == "source" else LONG,
-    )  # fmt: skip
+    source, target = allocate(prefill, "source", seed=6), allocate(decode, "target")
+    # Time for the peer to miss three signs of life first.
+    m = begin_short(source, target, rng, "ttl" if side == "target" else "timeout", 4.0)
     stopped = nodes[0] if side == "source" else nodes[1]
     here, there = (m.push, m.lease) if side == "source" else (m.lease, m.push)
     if side == "source":
