@@ -26,8 +26,8 @@
 //   - What stands in a peer's page is never trusted with this side's memory: a wrong count costs a grace, a wrong word a copy.
 //   - Also a WRITE has a slot, for its source: Cancel must not wait for a target that is stopped. Slots are taken in the order
 //     in which they became free, and a word counts its uses, so that an old permission does not open a new one.
-//   - A READ window's deadline stands in its slot as CLOCK_MONOTONIC, and a timer of the target ends it too: a reader in a time
-//     namespace has another clock.
+//   - A READ window's deadline stands in its slot as the host's CLOCK_MONOTONIC: each process takes off what its time namespace
+//     adds. Where one cannot tell what that is, the target's timer alone ends the window.
 //   - Peers' memory is mapped once a session, at first use, and unmapped when the region is closed. A peer that is stopped then
 //     keeps it until it goes on; so it is with every mapping.
 //   - The seals of a peer's memory are checked (SHRINK, SEAL), since memory that is cut off under a copy faults. Copies survive
@@ -42,7 +42,8 @@
 //   - taking memory back never waits longer than the grace for a peer, and what a stopped reader goes on with is void:
 //     TestAStoppedReaderHoldsNoFenceUp, TestAStoppedTargetHoldsNoCancelUp; test/integration test_source_daemon_stopped,
 //     test_no_late_write
-//   - a deadline voids whoever is inside: TestDeadlineVoidsAReader; a slot's next use is another permission: TestASlotsNextUseIsAnother
+//   - a deadline voids whoever is inside: TestDeadlineVoidsAReader; in every time namespace: TestTimeNamespace, test/integration
+//     test_clocks_apart; a slot's next use is another permission: TestASlotsNextUseIsAnother
 //   - only this user's and root's processes with the session's secret get in, once: TestHelloIsChecked, TestTrustedUser;
 //     test/integration test_another_user; silent ones are few and go: TestSilentConnectionsAreBounded
 //   - a peer that keeps no rule ends its own session and nothing else: TestViolationsEndTheSession, TestViolationsOfATarget,

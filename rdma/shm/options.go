@@ -19,7 +19,7 @@ type Options struct {
 	Clock  rdma.Clock   // deadlines of windows are read on it; default: time since New
 	Logger *slog.Logger // default: silent
 
-	// Monotonic gives what CLOCK_MONOTONIC shows at an instant of Clock, in nanoseconds; 0: that cannot be said, and then a
+	// Monotonic gives what the host's CLOCK_MONOTONIC shows at an instant of Clock, in nanoseconds; 0: that cannot be said, and then a
 	// timer alone ends a READ window that an initiator is reading. Default: Clock runs as fast as real time.
 	Monotonic func(rdma.Instant) int64
 
@@ -54,7 +54,13 @@ func (o *Options) ensureDefaults() {
 	}
 	if o.Monotonic == nil {
 		clock := o.Clock
-		o.Monotonic = func(at rdma.Instant) int64 { return monotonic() + int64(at-clock.Now()) }
+		o.Monotonic = func(at rdma.Instant) int64 {
+			now := hostMonotonic()
+			if now == 0 {
+				return 0
+			}
+			return now + int64(at-clock.Now())
+		}
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)

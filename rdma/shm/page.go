@@ -15,7 +15,7 @@ import (
 // serves a second time is not taken for the first. The owner's own decisions never depend on what stands here.
 type slot struct {
 	word     atomic.Uint64
-	deadline atomic.Int64 // CLOCK_MONOTONIC in nanoseconds; 0: none
+	deadline atomic.Int64 // the host's CLOCK_MONOTONIC in nanoseconds; 0: none
 }
 
 const (
@@ -186,16 +186,8 @@ func (p *permit) check() fault.Code {
 		}
 		return fault.StaleKey
 	}
-	if d := p.slot.deadline.Load(); d != 0 && monotonic() >= d {
+	if d := p.slot.deadline.Load(); d != 0 && hostMonotonic() >= d {
 		return fault.LeaseExpired
 	}
 	return 0
-}
-
-// monotonic reads the clock that all processes of a host share, except those in a time namespace of their own: therefore
-// owners also end their permissions by timers.
-func monotonic() int64 {
-	var ts unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
-	return ts.Nano()
 }

@@ -74,7 +74,7 @@ func (t *target) until(deadline rdma.Instant) int64 {
 	return t.p.opt.Monotonic(deadline)
 }
 
-// arm sets the timer that ends a READ window at its deadline, also for an initiator that has another clock. The session's
+// arm sets the timer that ends a READ window at its deadline, also for an initiator that cannot tell the host's clock. The
 // lock is held.
 func (t *target) arm(w *window) {
 	if w.timer != nil {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import kvxfer
 import numpy as np
@@ -28,9 +28,10 @@ def allocate(
     layout: kvxfer.Layout = SMALL,
     num_blocks: int = 32,
     seed: int | None = None,
+    **about: Any,
 ) -> kvxfer.Cache:
-    """A cache, filled with the random bytes of a seed where one is given."""
-    cache = client.allocate_cache(name, model=MODEL, layout=layout, num_blocks=num_blocks)
+    """A cache, filled with the random bytes of a seed where one is given; about: more for allocate_cache."""
+    cache = client.allocate_cache(name, model=MODEL, layout=layout, num_blocks=num_blocks, **about)
     if seed is not None:
         pieces(cache)[:] = random_bytes(layout, num_blocks, seed)
     return cache

@@ -100,11 +100,17 @@ import numpy
 
 WHEN = {when!r}
 original = {{name: getattr(kvxfer.Lease, name) for name in ("wait_layer", "wait")}}
+lease_of_cache = kvxfer.Cache.lease
+caches = {{}}
+
+def lease(self, *args, **kwargs):
+    made = lease_of_cache(self, *args, **kwargs)
+    caches[made.lease_id] = self
+    return made
 
 def flip(lease):
     # The sign and the highest bits of the exponent of one element of V, of the prompt's first position.
-    cache = lease._cache
-    element = cache.layer(0)[1, lease.blocks[0], 0, 0].view(numpy.uint8)[:4]
+    element = caches[lease.lease_id].layer(0)[1, lease.blocks[0], 0, 0].view(numpy.uint8)[:4]
     element[3] ^= 0x7F
 
 def wait_layer(self, layer, timeout=None):
@@ -118,7 +124,7 @@ def wait(self, timeout=None):
         flip(self)
     return result
 
-kvxfer.Lease.wait_layer, kvxfer.Lease.wait = wait_layer, wait
+kvxfer.Cache.lease, kvxfer.Lease.wait_layer, kvxfer.Lease.wait = lease, wait_layer, wait
 runpy.run_path({demo!r} + "/decode.py", run_name="__main__")
 """
 

@@ -12,9 +12,9 @@ import kvxfer
 import numpy as np
 import pytest
 
-from conftest import Attach, StartWorker
+from conftest import Attach, Start, StartWorker
 from contents import SMALL, allocate, choose, pieces
-from daemon import PATIENCE, Daemon, until
+from daemon import PATIENCE, Daemon, NatsServer, until
 from worker import CallError, Worker
 
 Nodes = tuple[Daemon, Daemon]
@@ -51,9 +51,10 @@ def begin(
     return Midway(source, target, blocks, to, lease, push)
 
 
-def begin_short(source: kvxfer.Cache, target: kvxfer.Cache, rng: random.Random, which: str) -> Midway:
+def begin_short(
+    source: kvxfer.Cache, target: kvxfer.Cache, rng: random.Random, which: str, soon: float = 0.4
+) -> Midway:
     """A transfer that gets halfway, and whose lease or push ends soon; the machine tells what is soon."""
-    soon = 0.4
     while True:
         try:
             return begin(source, target, rng, **{which: soon})
@@ -93,6 +94,7 @@ GIVEN_UP: dict[str, tuple[Callable[[Midway], object], type[kvxfer.KvxferError], 
 }
 
 
+@pytest.mark.parametrize("nodes", ["tcp", "shm"], indirect=True)
 @pytest.mark.parametrize("how", GIVEN_UP)
 def test_given_up(nodes: Nodes, attach: Attach, rng: random.Random, how: str) -> None:
     """Every way to end a transfer early ends it on both sides with the same reason."""
@@ -112,6 +114,7 @@ def test_given_up(nodes: Nodes, attach: Attach, rng: random.Random, how: str) ->
     works(source, target, m.blocks, m.to)
 
 
+@pytest.mark.parametrize("nodes", ["tcp", "shm"], indirect=True)
 @pytest.mark.parametrize("how", ["kill", "exit", "close"])
 def test_source_client_goes(
     nodes: Nodes, attach: Attach, worker: StartWorker, rng: random.Random, how: str
@@ -148,6 +151,7 @@ def end(w: Worker, how: str) -> None:
         w.process.wait(PATIENCE)
 
 
+@pytest.mark.parametrize("nodes", ["tcp", "shm"], indirect=True)
 @pytest.mark.parametrize("how", ["kill", "exit"])
 def test_target_client_goes(
     nodes: Nodes, attach: Attach, worker: StartWorker, rng: random.Random, how: str
@@ -166,6 +170,7 @@ def test_target_client_goes(
     works(source, allocate(attach(nodes[1]), "target", num_blocks=8), [7, 9], to)
 
 
+@pytest.mark.parametrize("nodes", ["tcp", "shm"], indirect=True)
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_daemon_dies(nodes: Nodes, attach: Attach, rng: random.Random, side: str) -> None:
     """The survivor says PeerLost, the dead one's client DaemonUnavailable; after a restart all goes on."""
@@ -187,14 +192,18 @@ def test_daemon_dies(nodes: Nodes, attach: Attach, rng: random.Random, side: str
     works(m.source, m.target, m.blocks, m.to)
 
 
+@pytest.mark.parametrize("provider", ["tcp", "shm"])
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_daemon_stops(nodes: Nodes, attach: Attach, rng: random.Random, side: str) -> None:
+def test_daemon_stops(
+    nats: NatsServer, daemon: Start, attach: Attach, rng: random.Random, side: str, provider: str
+) -> None:
     """A stopped daemon is lost by its peer and outwaited by its client; when it goes on it harms nothing."""
+    args = ["--nats", nats.url, "--providers", provider, "--heartbeat", "500ms"]
+    nodes = daemon("prefill", *args), daemon("decode", *args)
     prefill, decode = (attach(d) for d in nodes)
-    m = begin(
-        allocate(prefill, "source", seed=6), allocate(decode, "target"), rng,
-        ttl=8 if side == "target" else LONG, timeout=8 if side == "source" else LONG,
-    )  # fmt: skip
+    source, target = allocate(prefill, "source", seed=6), allocate(decode, "target")
+    # Time for the peer to miss three signs of life first.
+    m = begin_short(source, target, rng, "ttl" if side == "target" else "timeout", 4.0)
     stopped = nodes[0] if side == "source" else nodes[1]
     here, there = (m.push, m.lease) if side == "source" else (m.lease, m.push)
     if side == "source":
@@ -243,6 +252,7 @@ def counts(client: kvxfer.Client) -> tuple[int, int]:
     return status.leases, status.transfers
 
 
+@pytest.mark.parametrize("nodes", ["tcp", "shm"], indirect=True)
 def test_nobody_listens(nodes: Nodes, attach: Attach) -> None:
     """Without the peer's daemon a push ends before its time; without the own one everything does."""
     prefill, decode = (attach(d) for d in nodes)

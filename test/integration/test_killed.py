@@ -48,6 +48,7 @@ def alive(pid: int) -> bool:
     return False
 
 
+@pytest.mark.parametrize("nodes", ["tcp", "shm"], indirect=True)
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_a_child_holds_the_connection(
     nodes: Nodes, attach: Attach, worker: StartWorker, heir: Callable[[Worker], int], side: str
@@ -97,6 +98,7 @@ def test_nobody_had_shown_the_ticket(nodes: Nodes, attach: Attach, worker: Start
     assert not e.value.may_have_written
 
 
+@pytest.mark.parametrize("nodes", ["tcp", "shm"], indirect=True)
 def test_killed_anywhere(nodes: Nodes, attach: Attach, worker: StartWorker, rng: random.Random) -> None:
     """Clients of both sides are killed at random points of their lives, from the first byte on; the others'
     transfers go on, and when all is over each daemon holds what it held before."""
@@ -121,6 +123,8 @@ def test_killed_anywhere(nodes: Nodes, attach: Attach, worker: StartWorker, rng:
         for i in range(len(tickets[number])):
             w.send("layers", push=i, layers=choose(rng, SMALL.layers, 3))
 
+    transfer()  # by shm a node keeps the memory mapped that it has read, as long as that is registered
+    target.evict(range(32))
     before = [Footprint.of(d) for d in nodes]
     tickets: list[list[kvxfer.Lease]] = []
     for number in range(ROUNDS):
@@ -146,10 +150,11 @@ def test_killed_anywhere(nodes: Nodes, attach: Attach, worker: StartWorker, rng:
     assert all(c.block_states().free == c.num_blocks for c in (source, target))
 
 
-def test_nothing_gathers(nats: NatsServer, daemon: Start) -> None:
+@pytest.mark.parametrize("provider", ["tcp", "shm"])
+def test_nothing_gathers(nats: NatsServer, daemon: Start, provider: str) -> None:
     """A peer that is killed in the middle and comes back, again and again, leaves nothing in the other."""
-    witness = daemon("decode", "--nats", nats.url)
-    peer = daemon("prefill", "--nats", nats.url)
+    witness = daemon("decode", "--nats", nats.url, "--providers", provider)
+    peer = daemon("prefill", "--nats", nats.url, "--providers", provider)
 
     def cycle() -> None:
         with witness.connect() as decode, peer.connect() as prefill:

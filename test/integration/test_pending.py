@@ -241,12 +241,12 @@ def test_every_wait_ends_when_the_own_daemon_stands(pair: Pair, attach: Attach) 
     held = cache.lease([3])
     pair[1].freeze()
     waits: list[Callable[[], object]] = [
-        lease.wait, offer.wait, adv.wait, held.revoke(0.5).wait, held.renew(5, timeout=0.5).wait,
-        lambda: cache.lease([4], timeout=0.5), lambda: cache.evict([5], timeout=0.5),
-        lambda: cache.publish([6], [b"k"], timeout=0.5), lambda: client.ping(0.5),
-        lambda: region.deregister(0.5), lambda: lease.wait_released(0.5), lambda: lease.wait_layer(0),
-        lambda: client.lookup([b"k"], like=cache, timeout=0.5),
-        lambda: cache.read([7], source="kvx1.x", timeout=0.5),
+        lease.wait, offer.wait, adv.wait, held.revoke(0.2).wait, held.renew(5, timeout=0.2).wait,
+        lambda: cache.lease([4], timeout=0.2), lambda: cache.evict([5], timeout=0.2),
+        lambda: cache.publish([6], [b"k"], timeout=0.2), lambda: client.ping(0.2),
+        lambda: region.deregister(0.2), lambda: lease.wait_released(0.2), lambda: lease.wait_layer(0),
+        lambda: client.lookup([b"k"], like=cache, timeout=0.2),
+        lambda: cache.read([7], source="kvx1.x", timeout=0.2),
     ]  # fmt: skip
     start = time.monotonic()
     for wait in waits:

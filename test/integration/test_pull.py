@@ -44,7 +44,10 @@ def states(cache: kvxfer.Cache) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("order", LAYOUTS)
-def test_bytes(clients: tuple[kvxfer.Client, kvxfer.Client], rng: random.Random, order: str) -> None:
+@pytest.mark.parametrize(("pair", "provider"), [("tcp", "tcp"), ("shm", "shm")], indirect=["pair"])
+def test_bytes(
+    clients: tuple[kvxfer.Client, kvxfer.Client], rng: random.Random, order: str, provider: str
+) -> None:
     """Random permuted blocks in every layout: the reader holds exactly them, and all else is as before."""
     layout = LAYOUTS[order]
     source = allocate(clients[0], "source", layout, 37, rng.getrandbits(32))
@@ -66,7 +69,7 @@ def test_bytes(clients: tuple[kvxfer.Client, kvxfer.Client], rng: random.Random,
             count,
             count * layout.block_bytes,
             "prefill",
-            "tcp",
+            provider,
         )
         assert (end.peer, end.notification, end.bytes, end.error) == ("decode", note, done.bytes, None)
         assert end.transfer_id == done.transfer_id == pull.transfer_id

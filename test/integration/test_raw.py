@@ -43,8 +43,9 @@ def scattered(rng: random.Random, count: int) -> list[tuple[int, int, int]]:
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("count", [1, 7, 1000])
+@pytest.mark.parametrize(("pair", "provider"), [("tcp", "tcp"), ("shm", "shm")], indirect=["pair"])
 def test_bytes(
-    regions: tuple[kvxfer.Region, kvxfer.Region], rng: random.Random, count: int, packed: bool
+    regions: tuple[kvxfer.Region, kvxfer.Region], rng: random.Random, count: int, packed: bool, provider: str
 ) -> None:
     """Exactly the named bytes move, in both directions."""
     near, far = regions
@@ -62,7 +63,7 @@ def test_bytes(
         total = sum(n for _, _, n in ranges)
         assert adv.wait(PATIENCE) == kvxfer.OfferResult(1, 0, total)
     assert (end.notification, end.peer, end.bytes, end.error) == (note, "prefill", total, None)
-    assert (done.bytes, done.peer, done.blocks, done.provider) == (total, "decode", 0, "tcp")
+    assert (done.bytes, done.peer, done.blocks, done.provider) == (total, "decode", 0, provider)
     assert np.array_equal(near.array, want_near)
 
     far.memory[:] = rng.randbytes(SIZE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import random
+import signal
 import socket
 from collections.abc import Iterable
 from pathlib import Path
@@ -197,14 +198,16 @@ def test_one_daemon_a_directory(daemon: Start, attach: Attach, nats: NatsServer,
 
     directory = ("--node", "decode", "--state-dir", str(old.state), "--socket", str(old.socket))
     second = daemon("second", "--nats", nats.url, *directory, wait=False)
-    assert second.process is not None
-    assert second.process.wait(PATIENCE) == 1
+    until("the second to say why it waits, and how long", lambda: "gives_up_after=30s" in second.log())
+    second.signal(signal.SIGTERM)  # which ends the wait as its time would
+    assert second.wait_end() == 1
     assert "AlreadyExists" in second.log()
     assert str(old.pid) in second.log()
 
     second.start(wait=False)
     with pytest.raises(kvxfer.DaemonUnavailable):
         old.connect(timeout=1)  # nobody has taken the socket over
+    assert second.process is not None
     assert second.process.poll() is None, second.log()
     old.kill()
     books.reconnect()

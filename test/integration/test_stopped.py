@@ -24,6 +24,7 @@ ROUNDS = 6
 COMMITTED = 2
 
 
+@pytest.mark.parametrize("nodes", ["tcp", "shm"], indirect=True)
 def test_reused_while_stopped(nodes: Nodes, attach: Attach, rng: random.Random) -> None:
     """The source's daemon stands in mid-copy, its blocks are taken back and another source fills them: they
     hold that source's bytes, also when the first daemon goes on."""
@@ -85,6 +86,7 @@ def halfway(w: Worker, target: kvxfer.Cache) -> tuple[kvxfer.Lease, int]:
             ttl *= 2
 
 
+@pytest.mark.parametrize("nodes", ["tcp", "shm"], indirect=True)
 def test_source_client_stops(nodes: Nodes, attach: Attach, worker: StartWorker) -> None:
     """Its transfer goes no further, so the lease's time ends it; the client hears of it when it goes on."""
     target = allocate(attach(nodes[1]), "target")

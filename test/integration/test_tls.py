@@ -24,6 +24,9 @@ from conftest import Start
 from daemon import PATIENCE, ROOT, Daemon, command, until
 from transfers import allocate, begin, move
 
+LANES = ["--providers", "tcp"]
+"""Payload goes over lanes, as between hosts; the daemons of one host would use shm."""
+
 
 @pytest.fixture
 def certs(tmp_path: Path) -> Certificates:
@@ -62,7 +65,8 @@ def lanes(node: Daemon, tls: bool) -> int:
 
 @pytest.mark.parametrize("more", [[], ["--tls-lanes"]])
 def test_transfer(daemon: Start, certs: Certificates, rng: random.Random, more: list[str]) -> None:
-    nodes = [daemon(n, *certs.flags(f"ours/{n}", *more), "--log-level=debug") for n in ("prefill", "decode")]
+    flags = [*more, *LANES, "--log-level=debug"]
+    nodes = [daemon(n, *certs.flags(f"ours/{n}", *flags)) for n in ("prefill", "decode")]
     both_ways(nodes, rng)
     for node in nodes:
         assert "certificates loaded" in node.log()
@@ -72,8 +76,8 @@ def test_transfer(daemon: Start, certs: Certificates, rng: random.Random, more: 
 
 def test_lanes_of_two_minds(daemon: Start, certs: Certificates, rng: random.Random) -> None:
     """A target decides where the source has certificates; a source that wants TLS takes nothing less."""
-    strict = daemon("prefill", *certs.flags("ours/prefill", "--tls-lanes"))
-    plain = daemon("decode", *certs.flags("ours/decode"))
+    strict = daemon("prefill", *certs.flags("ours/prefill", "--tls-lanes", *LANES))
+    plain = daemon("decode", *certs.flags("ours/decode", *LANES))
     with plain.connect() as left, strict.connect() as right:
         move(allocate(left, "from"), allocate(right, "to"), rng)
     assert "payload over TLS only" in str(refusal(strict, plain))
@@ -176,9 +180,10 @@ def knock(node: Daemon) -> bool:
 
 def test_certificates_change_under_load(daemon: Start, certs: Certificates, rng: random.Random) -> None:
     """Links that are there go on, new ones use the new certificates; a broken set changes nothing."""
-    source = daemon("prefill", *certs.flags("ours/prefill", "--tls-lanes"))
-    target = daemon("decode", *certs.flags("ours/decode", "--tls-lanes"))
-    other = daemon("other", *certs.flags("ours/other", "--tls-lanes"))
+    flags = ["--tls-lanes", *LANES]
+    source = daemon("prefill", *certs.flags("ours/prefill", *flags))
+    target = daemon("decode", *certs.flags("ours/decode", *flags))
+    other = daemon("other", *certs.flags("ours/other", *flags))
     with source.connect() as left, target.connect() as right, other.connect() as third:
         here, there = allocate(left, "here"), allocate(right, "there")
         load, beside = allocate(third, "load"), allocate(right, "beside")
@@ -214,7 +219,7 @@ def test_certificates_change_under_load(daemon: Start, certs: Certificates, rng:
 
     # The target believes another authority now, so nobody of the former one gets a new link...
     source.stop()
-    fresh = daemon("prefill", *certs.flags("ours/prefill", "--tls-lanes"))
+    fresh = daemon("prefill", *certs.flags("ours/prefill", *flags))
 
     def refused() -> bool:
         try:

@@ -89,9 +89,20 @@ class Service:
         self.leases: list[kvxfer.Lease] = []
         self.pushes: list[kvxfer.Push] = []
 
-    def allocate(self, name: str, layout: dict[str, Any], num_blocks: int, seed: int | None = None) -> None:
-        """Allocate a cache of this worker."""
-        self.caches[name] = allocate(self.client, name, kvxfer.Layout(**layout), num_blocks, seed)
+    def allocate(
+        self,
+        name: str,
+        layout: dict[str, Any],
+        num_blocks: int,
+        seed: int | None = None,
+        instance: str = "",
+        instance_key: str = "",
+    ) -> None:
+        """Allocate a cache of this worker, with instance as that engine's rank."""
+        lay = kvxfer.Layout(**layout)
+        self.caches[name] = allocate(
+            self.client, name, lay, num_blocks, seed, instance=instance, instance_key=instance_key.encode()
+        )
 
     def adopt(self, name: str, layout: dict[str, Any], num_blocks: int, seed: int, way: str) -> str:
         """Register an array of this worker as a cache; its guarantee."""
@@ -140,6 +151,10 @@ class Service:
     def visible(self, lease: int) -> list[int]:
         """The layers that are there."""
         return self.leases[lease].visible_layers()
+
+    def granted_layers(self, cache: str, lease_id: str) -> list[int]:
+        """The layers that are there of a lease that another process took."""
+        return self.caches[cache].granted(lease_id).wait(60).visible_layers()
 
     def digest(self, cache: str, blocks: list[int]) -> str:
         """Stands for the bytes of blocks."""
