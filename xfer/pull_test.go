@@ -2,7 +2,6 @@ package xfer_test
 
 import (
 	"bytes"
-	"context"
 	"testing"
 	"time"
 
@@ -181,26 +180,6 @@ func TestRenewalKeepsALeaseAlive(t *testing.T) {
 	src.node.engine.PushFinish(src.id, transfer, nil)
 	require.Nil(t, w.leaseEnd(long.Lease).Error)
 	require.Nil(t, src.transferEnd(transfer).Error)
-}
-
-// TestWhoHearsOfTheEndMayEvict evicts the blocks of a push and of a pull as soon as their ends are told.
-func TestWhoHearsOfTheEndMayEvict(t *testing.T) {
-	net := newNetwork(t, "a", "b")
-	w, peer := newWorker(t, net.nodes["a"], "d", small, 8), newWorker(t, net.nodes["b"], "s", small, 8)
-	evicted := make(chan error, 1)
-	w.onEvent = func() { evicted <- w.node.engine.Evict(context.Background(), w.id, w.cache, []uint32{1, 2}) }
-
-	pull := w.pull(peer.offer(1, time.Minute, 3, 4).Ticket, time.Minute, "", 1, 2)
-	require.NoError(t, <-evicted)
-	require.Nil(t, w.transferEnd(pull).Error)
-
-	push := w.push(peer.lease(time.Minute, 3, 4).Ticket, time.Minute, 1, 2)
-	for l := range small.Layers {
-		w.layer(push, l)
-	}
-	w.node.engine.PushFinish(w.id, push, nil)
-	require.NoError(t, <-evicted)
-	require.Nil(t, w.transferEnd(push).Error)
 }
 
 func TestEvictTakesBlocksBackFromEveryPeer(t *testing.T) {
