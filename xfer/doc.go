@@ -43,7 +43,8 @@
 //   - a pull commits what the source held throughout, or leaves its blocks FREE: TestPullOverTCP, TestReadLeaseEnds
 //   - a read lease has as many readers as it says: TestReadLeaseHasAsManyReadersAsItSays
 //   - a ticket permits what its owner granted, whatever its text says: TestTicketsSayWhatTheyPermit
-//   - evict returns when no peer can touch the blocks: TestEvictTakesBlocksBackFromEveryPeer
+//   - evict returns when no peer can touch the blocks: TestEvictTakesBlocksBackFromEveryPeer; who has heard of a transfer's end may
+//     evict its blocks: TestWhoHearsOfTheEndMayEvict
 //   - a scatter list moves each byte once and stays inside what is advertised: TestScatterAgreesWithCopy,
 //     TestScatterStaysInsideWhatIsAdvertised
 //   - a raw region that was taken back is never written again: TestRevokedAdvertisementIsNeverWrittenAgain
