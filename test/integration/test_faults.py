@@ -192,43 +192,47 @@ def test_daemon_dies(nodes: Nodes, attach: Attach, rng: random.Random, side: str
     works(m.source, m.target, m.blocks, m.to)
 
 
-@pytest.mark.parametrize("provider", ["tcp", "shm"])
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_daemon_stops(
-    nats: NatsServer, daemon: Start, attach: Attach, rng: random.Random, side: str, provider: str
-) -> None:
+def test_daemon_stops(nats: NatsServer, daemon: Start, attach: Attach, rng: random.Random, side: str) -> None:
     """A stopped daemon is lost by its peer and outwaited by its client; when it goes on it harms nothing."""
-    args = ["--nats", nats.url, "--providers", provider, "--heartbeat", "500ms"]
-    nodes = daemon("prefill", *args), daemon("decode", *args)
-    prefill, decode = (attach(d) for d in nodes)
-    source, target = allocate(prefill, "source", seed=6), allocate(decode, "target")
-    # Time for the peer to miss three signs of life first.
-    m = begin_short(source, target, rng, "ttl" if side == "target" else "timeout", 4.0)
-    stopped = nodes[0] if side == "source" else nodes[1]
-    here, there = (m.push, m.lease) if side == "source" else (m.lease, m.push)
-    if side == "source":
-        m.push.layer(1)  # in flight, perhaps, when it stops
-    stopped.freeze()
-    for call in calls(m, side):  # none hangs, and none says that memory is safe
-        with pytest.raises(kvxfer.DeadlineExceeded) as e:
-            call()
-        assert e.value.released is False
-    ends(there, kvxfer.PeerLost)
-    ends(here, kvxfer.DeadlineExceeded, released=False)  # the SDK's own word: the daemon says nothing
-    assert not here.released
-    with pytest.raises(kvxfer.DeadlineExceeded):
-        (prefill if side == "source" else decode).ping(0.1)
-    if side == "source":
-        pieces(m.target)[:] = 200  # the owner was told that it is fenced
-    stopped.signal(signal.SIGCONT)
-    here.wait_released(PATIENCE)
-    if side == "target":
-        pieces(m.target)[:] = 200
-    assert (pieces(m.target) == 200).all()
-    client = prefill if side == "source" else decode
-    until("the daemon to forget the transfer", lambda: sum(counts(client)) == 0)
-    assert (pieces(m.target) == 200).all()
-    works(m.source, m.target, m.blocks, m.to)
+    # With each provider at the same time, since a peer waits six seconds for signs of life.
+    all_stopped, clients, midways = [], [], []
+    for provider in ("tcp", "shm"):
+        args = ["--nats", nats.url, "--providers", provider]
+        nodes = [daemon(f"{name}-{provider}", *args) for name in ("prefill", "decode")]
+        prefill, decode = (attach(d) for d in nodes)
+        source, target = allocate(prefill, "source", seed=6), allocate(decode, "target")
+        all_stopped.append(nodes[0] if side == "source" else nodes[1])
+        clients.append(prefill if side == "source" else decode)
+        midways.append(begin_short(source, target, rng, "timeout" if side == "source" else "ttl", 8))
+    for m, stopped in zip(midways, all_stopped, strict=True):
+        if side == "source":
+            m.push.layer(1)  # in flight, perhaps, when it stops
+        stopped.freeze()
+    for m in midways:
+        for call in calls(m, side):  # none hangs, and none says that memory is safe
+            with pytest.raises(kvxfer.DeadlineExceeded) as e:
+                call()
+            assert e.value.released is False
+    for m, client in zip(midways, clients, strict=True):
+        here, there = (m.push, m.lease) if side == "source" else (m.lease, m.push)
+        ends(there, kvxfer.PeerLost)
+        ends(here, kvxfer.DeadlineExceeded, released=False)  # the SDK's own word: the daemon says nothing
+        assert not here.released
+        with pytest.raises(kvxfer.DeadlineExceeded):
+            client.ping(0.1)
+    for m, client, stopped in zip(midways, clients, all_stopped, strict=True):
+        if side == "source":
+            pieces(m.target)[:] = 200  # the owner was told that it is fenced
+        stopped.signal(signal.SIGCONT)
+        here = m.push if side == "source" else m.lease
+        here.wait_released(PATIENCE)
+        if side == "target":
+            pieces(m.target)[:] = 200
+        assert (pieces(m.target) == 200).all()
+        until("the daemon to forget the transfer", lambda c=client: sum(counts(c)) == 0)  # type: ignore[misc]
+        assert (pieces(m.target) == 200).all()
+        works(m.source, m.target, m.blocks, m.to)
 
 
 def calls(m: Midway, side: str) -> list[Callable[[], object]]:

@@ -204,9 +204,11 @@ def test_the_own_daemon_stops(pair: Pair, caches: tuple[kvxfer.Cache, kvxfer.Cac
     """Every wait ends by its deadline and says that the memory is HELD; a later word releases it."""
     source, reader = caches
     offer = source.lease([0], mode="read", ttl=PATIENCE)
+    pair[0].freeze()  # so that the pull is not over before
     pulls = [reader.read([i], source=offer.ticket, timeout=1.0) for i in (1,)]
     lease = reader.lease([9], ttl=1.0)
     pair[1].freeze()
+    pair[0].signal(signal.SIGCONT)
     start = time.monotonic()
     errors = []
     waiting: list[kvxfer.Pull | kvxfer.Lease] = [*pulls, lease]
