@@ -8,9 +8,12 @@ from typing import NamedTuple
 
 from daemon import Daemon, until
 
+PAGE = "/memfd:kvxfer-shm-page"
+"""A session of shm has one of its own and maps the peer's, as long as the link is kept: no memory of a client's."""
+
 
 class Footprint(NamedTuple):
-    """Descriptors, and clients' memory: mapped, and open."""
+    """Descriptors, and clients' memory, of this node or a peer's: mapped, and open."""
 
     fds: int
     mapped: int
@@ -26,7 +29,11 @@ class Footprint(NamedTuple):
             except FileNotFoundError:  # closed meanwhile
                 continue
         maps = Path(f"/proc/{d.pid}/maps").read_text()
-        return Footprint(len(links), maps.count("/memfd:"), sum(x.startswith("/memfd:") for x in links))
+        return Footprint(
+            len(links),
+            maps.count("/memfd:") - maps.count(PAGE),
+            sum(x.startswith("/memfd:") and not x.startswith(PAGE) for x in links),
+        )
 
 
 def threads(d: Daemon) -> int:

@@ -1,0 +1,418 @@
+"""Transfers whose memory is taken back in their middle, several at a time, under whatever happens meanwhile.
+
+A *volley* starts some transfers at once, waits until the first bytes have arrived, and then everybody's memory
+is taken back: each in a *way* of its own, or all by one *event*. From the moment at which an owner is told that
+its memory is its own again it marks every byte; everything is compared until nothing of the volley is left
+anywhere. Each transfer counts as a round.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import mmap
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import kvxfer
+import numpy as np
+
+from contents import Bytes, allocate, choose, pieces
+from daemon import PATIENCE, Daemon, until
+from delayer import Delayer
+from watched import MARKS, Watched
+from worker import Worker
+
+# 128 KiB a block, 3 MiB a transfer: some operations of a transfer are placed, some are under way, some wait.
+LAYOUT = kvxfer.Layout(layers=4, kv_heads=8, head_dim=64, dtype="uint8", block_tokens=32)
+SIZE = 4
+"""Transfers of a volley."""
+TAKEN = 24
+"""Blocks of each, or units of a region."""
+BLOCKS = SIZE * TAKEN + 16
+UNIT = 32 << 10
+"""Bytes of a region that are one range of a scatter list."""
+PIECES = 4
+"""Ranges of a region are in random order, in parts of this size of a unit."""
+
+WAYS = {
+    "push": ("ttl", "revoke", "revoke", "evict", "renew, revoke", "shorten", "cancel"),
+    "raw": ("ttl", "revoke", "revoke", "shorten", "cancel"),
+    "pull": ("ttl", "cancel", "cancel", "source revokes", "source revokes", "source's ttl"),
+}
+"""How the memory is taken back. Of a pull that is the reader's; "source ..." takes the source's blocks back."""
+STOPPED = {
+    "push": ("ttl", "revoke", "evict", "renew, revoke"),
+    "raw": ("ttl", "revoke"),
+    "pull": ("ttl", "cancel"),
+}
+"""What needs no word of the source's daemon."""
+STOPPED_OWN = {**WAYS, "push": tuple(way for way in WAYS["push"] if way != "evict")}
+"""What does not wait for the own daemon's answer."""
+EVENTS = {
+    "stop": "the source's daemon stands still and goes on later",
+    "stop own": "the daemon that stores stands still, perhaps in mid-copy, and goes on soon",
+    "lost": "the link is cut; the next volley makes a new one",
+    "kill": "the source's client is killed",
+    "silent": "the source's daemon stands still until the peer gives it up",
+    "crash": "the source's daemon is killed and started again",
+    "crash own": "the own daemon is killed and started again",
+    "kill own": "the target's client is killed",
+}
+"""What ends or disturbs all transfers of a volley at once."""
+
+
+@dataclasses.dataclass(eq=False)
+class Victim:
+    """One transfer whose memory is taken back."""
+
+    kind: str
+    way: str
+    area: Watched
+    units: list[int]
+    mine: Any
+    """The owner's handle: a Lease, an Advertisement or a Pull."""
+    far: Any = None
+    """The source's handle, where it has one: a Push, a Scatter or a ReadLease."""
+    expected: Bytes | None = None
+    """What the units hold after a good end."""
+    offered: list[int] = dataclasses.field(default_factory=list)
+    """The source's blocks that are marked when the source has them back."""
+    marked: bool = False
+    """Whether they are."""
+
+    def over(self) -> bool:
+        """Whether the owner was told that its memory is its own."""
+        return bool(self.mine.poll() and self.mine.released)
+
+    def ended(self) -> bool:
+        """Whether the source's side has ended too."""
+        return self.far is None or bool(self.far.poll() and self.far.released)
+
+
+class Stage:
+    """A source's and a target's daemon with a hop in between, and their clients' memory."""
+
+    def __init__(
+        self,
+        nodes: tuple[Daemon, Daemon],
+        delayer: Delayer,
+        worker: Callable[[Daemon], Worker],
+        rng: random.Random,
+        lanes: bool,
+        count_late: bool = False,
+    ) -> None:
+        self.prefill, self.decode = nodes
+        self.delayer, self.worker, self.rng = delayer, worker, rng
+        self.far, self.near = (d.connect() for d in nodes)
+        self.source = allocate(self.far, "source", LAYOUT, TAKEN, rng.getrandbits(32))
+        self.offered = allocate(self.far, "offered", LAYOUT, SIZE * TAKEN, rng.getrandbits(32))
+        self.contents = pieces(self.offered).copy()
+        self.scattered = self.far.allocate_region("scattered", TAKEN * UNIT)
+        self.scattered.array[:] = np.frombuffer(rng.randbytes(TAKEN * UNIT), np.uint8) & 127
+        self.target = allocate(self.near, "target", LAYOUT, BLOCKS)
+        self.region = self.near.allocate_region("raw", SIZE * TAKEN * UNIT)
+        self.blocks = Watched("target", pieces(self.target), count_late)
+        self.raw = Watched("raw", self.region.array.reshape(1, 1, SIZE * TAKEN, UNIT), count_late)
+        self.lanes = lanes
+        self.seen: Counter[str] = Counter()
+        self.rounds = 0
+        self.in_the_middle = 0
+
+    def close(self) -> None:
+        """Detach the clients."""
+        self.far.close()
+        self.near.close()
+
+    def volley(self, event: str = "", ways: dict[str, tuple[str, ...]] = WAYS) -> None:
+        """One volley. ways are those that a kind of transfer may be ended in where the event does not."""
+        name = f"volley at round {self.rounds} ({event or 'ways'})"
+        if event == "kill own":
+            self.target_killed(name)
+            return
+        rng, mark = self.rng, 128 + self.rounds % 127
+        killed = self.worker(self.prefill) if event == "kill" else None
+        if killed is not None:
+            killed.call(
+                "allocate", name="killed", layout=dataclasses.asdict(LAYOUT), num_blocks=TAKEN, seed=1
+            )
+        if event:
+            ended: dict[str, tuple[str, ...]] = dict.fromkeys(["push"] if killed else WAYS, (event,))
+            ways = {"stop": STOPPED, "stop own": STOPPED_OWN}.get(event, ended)
+        if holding := self.lanes and event in ("", "stop", "lost") and rng.random() < 0.6:
+            self.delayer.hold(rng.randrange(SIZE * TAKEN * LAYOUT.block_bytes))
+        beside, beside_push, at = self.start_beside()
+        victims = [self.start(i, rng.choice(list(ways)), ways, killed) for i in range(SIZE)]
+        self.wait_begun(name, victims, holding)
+        if event == "" and rng.random() < 0.2:
+            self.burst(self.prefill)
+        elif rng.random() < 0.3:
+            time.sleep(rng.uniform(0, 0.005))
+        self.begin(event, killed)
+        for v in rng.sample(victims, len(victims)):
+            self.take_back(v)
+        if event == "stop own":  # the read leases that the source takes back end all the same
+            end = time.monotonic() + rng.uniform(0, 0.06)
+            until("a while", lambda: self.mark_offered(victims, mark) and time.monotonic() > end)
+            self.decode.signal(signal.SIGCONT)
+        self.take_all(name, victims, mark)
+        end = time.monotonic() + rng.uniform(0, 0.02)
+        self.watch_until(
+            f"{name}, a while", lambda: self.mark_offered(victims, mark) and time.monotonic() > end
+        )
+        if holding:
+            self.delayer.release()
+        self.undo(event)
+        for v in victims:
+            if v.offered and not v.far.poll():  # its pull has ended before it came to the source
+                v.far.revoke(PATIENCE)
+        self.watch_until(
+            f"{name}, the source's side",
+            lambda: self.mark_offered(victims, mark) and all(v.ended() for v in victims),
+        )
+        self.watch_until(
+            f"{name}, beside it", lambda: beside.poll() and beside_push.poll() and beside.released
+        )
+        if event in ("", "stop", "stop own", "kill"):
+            beside.wait()
+            assert np.array_equal(self.blocks.memory[:, :, at], pieces(self.source)[:, :, : len(at)])
+        else:
+            assert isinstance(beside.exception(), (kvxfer.PeerLost, kvxfer.DaemonUnavailable, type(None)))
+        self.blocks.take(at, mark, "its commit")
+        self.watch_until(f"{name}, its end", self.idle)
+        for v in victims:
+            if v.offered:
+                pieces(self.offered)[:, :, v.offered] = self.contents[:, :, v.offered]
+        self.rounds += len(victims)
+
+    # Beginning.
+
+    def start_beside(self) -> tuple[kvxfer.Lease, kvxfer.Push, list[int]]:
+        """A transfer over the same link, whose owner takes nothing back."""
+        at = self.rng.sample(self.blocks.free, 3)
+        self.blocks.give(at)
+        lease = self.target.lease(at, ttl=2 * PATIENCE)
+        return lease, self.source.write(range(len(at)), to=lease.ticket, timeout=2 * PATIENCE), at
+
+    def start(self, slot: int, kind: str, ways: dict[str, tuple[str, ...]], killed: Worker | None) -> Victim:
+        """A transfer whose memory will be taken back."""
+        rng, way = self.rng, self.rng.choice(ways[kind])
+        short = rng.uniform(0.003, 0.04)
+        ttl = short if way == "ttl" else 2 * PATIENCE
+        if kind == "raw":
+            units = list(range(slot * TAKEN, (slot + 1) * TAKEN))
+            self.raw.give(units)
+            spans = [(units[0] * UNIT, TAKEN * UNIT)]
+            adv = self.region.advertise("write", spans, uses=1, ttl=ttl)
+            n = UNIT // PIECES
+            ranges = [
+                (i * n, units[0] * UNIT + i * n, n) for i in choose(rng, TAKEN * PIECES, TAKEN * PIECES)
+            ]
+            scatter = self.scattered.writev(ranges, to=adv.ticket, timeout=2 * PATIENCE)
+            expected = self.scattered.array.reshape(1, 1, TAKEN, UNIT)
+            return Victim(kind, way, self.raw, units, adv, scatter, expected)
+        units = rng.sample(self.blocks.free, TAKEN)
+        self.blocks.give(units)
+        if kind == "pull":
+            offered = [slot * TAKEN + i for i in choose(rng, TAKEN, TAKEN)]
+            offer = self.offered.lease(
+                offered, mode="read", ttl=short if way == "source's ttl" else 2 * PATIENCE
+            )
+            pull = self.target.read(units, source=offer.ticket, timeout=ttl)
+            expected = self.contents[:, :, offered]
+            return Victim(kind, way, self.blocks, units, pull, offer, expected, offered)
+        lease = self.target.lease(units, ttl=ttl)
+        v = Victim(kind, way, self.blocks, units, lease)
+        if killed is not None:
+            killed.call(
+                "write", cache="killed", blocks=list(range(TAKEN)), ticket=lease.ticket, layerwise=False
+            )
+            return v
+        blocks = choose(rng, TAKEN, TAKEN)
+        v.expected = pieces(self.source)[:, :, blocks]
+        layerwise = rng.random() < 0.3  # such a push is never finished
+        v.far = self.source.write(blocks, to=lease.ticket, layerwise=layerwise, timeout=2 * PATIENCE)
+        for layer in choose(rng, LAYOUT.layers, LAYOUT.layers) if layerwise else []:
+            v.far.layer(layer)
+        if layerwise and way in EVENTS:
+            v.far.finish()
+        return v
+
+    def wait_begun(self, name: str, victims: list[Victim], holding: bool) -> None:
+        """Wait until some piece of some transfer begins to arrive; where bytes are held it may never."""
+        v = self.rng.choice(victims)
+        unit, layer = self.rng.choice(v.units), self.rng.randrange(v.area.memory.shape[0])
+        piece = v.area.memory[layer, 0, unit]
+        end = time.monotonic() + (0.01 if holding else PATIENCE)
+        until(
+            f"{name}: a piece",
+            lambda: piece[0] < MARKS or v.over() or time.monotonic() > end,
+            pause=0,
+        )
+
+    # Taking back.
+
+    def burst(self, d: Daemon) -> None:
+        """A daemon stands still for a moment, wherever it is."""
+        d.signal(signal.SIGSTOP)
+        time.sleep(self.rng.uniform(0, 0.01))
+        d.signal(signal.SIGCONT)
+
+    def begin(self, event: str, killed: Worker | None) -> None:
+        """The event happens."""
+        if event in ("stop", "silent"):
+            self.prefill.freeze() if self.rng.random() < 0.5 else self.prefill.signal(signal.SIGSTOP)
+        elif event == "stop own":
+            self.decode.freeze()
+        elif event == "lost":
+            self.delayer.cut()
+        elif event == "crash":
+            self.prefill.kill()
+        elif event == "crash own":
+            self.decode.kill()
+        elif killed is not None:
+            killed.kill()
+
+    def undo(self, event: str) -> None:
+        """Everything is there again."""
+        if event in ("stop", "silent"):
+            self.prefill.signal(signal.SIGCONT)
+        elif event == "crash":
+            self.prefill.start()
+            self.far.reconnect(PATIENCE)
+        elif event == "crash own":
+            self.decode.start()
+            self.near.reconnect(PATIENCE)
+
+    def take_back(self, v: Victim) -> None:
+        """What the way is. Those by time have been begun with their end."""
+        if v.way == "evict":
+            self.target.evict(v.units, timeout=PATIENCE)
+        elif v.way == "revoke":
+            v.mine.revoke(PATIENCE)
+        elif v.way == "renew, revoke":
+            v.mine.renew(self.rng.uniform(1, PATIENCE))
+            v.mine.revoke(PATIENCE)
+        elif v.way == "shorten":
+            v.mine.renew(self.rng.uniform(0.001, 0.01), PATIENCE)
+        elif v.way == "cancel":
+            (v.mine if v.kind == "pull" else v.far).cancel()
+        elif v.way == "source revokes":
+            v.far.revoke(PATIENCE)
+
+    def take_all(self, name: str, victims: list[Victim], mark: int) -> None:
+        """Each owner marks its memory as soon as it may."""
+        left = list(victims)
+
+        def taken() -> bool:
+            for v in [v for v in left if v.over()]:
+                self.take(v, mark)
+                left.remove(v)
+            self.mark_offered(victims, mark)
+            return not left
+
+        self.watch_until(f"{name}, taking back", taken)
+
+    def take(self, v: Victim, mark: int) -> None:
+        """The owner was told: from now on no byte may land."""
+        error = v.mine.exception()
+        some, whole = v.area.touched(v.units)
+        if error is None and v.expected is not None:
+            assert np.array_equal(v.area.memory[:, :, v.units], v.expected), f"{v}: not what the source had"
+        v.area.take(v.units, mark, f"{v.kind}: {v.way}")
+        middle = error is not None and some and not whole
+        self.in_the_middle += middle
+        end = "good" if error is None else type(error).__name__
+        self.seen[f"{v.kind}, {v.way}: {end}{', in the middle' if middle else ''}"] += 1
+
+    def mark_offered(self, victims: list[Victim], mark: int) -> bool:
+        """The source marks blocks that nobody may read any more; True. A reader must never count them."""
+        for v in victims:
+            if v.offered and not v.marked and v.ended():
+                pieces(self.offered)[:, :, v.offered] = mark
+                v.marked = True
+        return True
+
+    def target_killed(self, name: str) -> None:
+        """The target's client dies in the middle. Its memory is watched through another mapping, from when the
+        daemon has let it go."""
+        rng = self.rng
+        w = self.worker(self.decode)
+        w.call("allocate", name="dying", layout=dataclasses.asdict(LAYOUT), num_blocks=SIZE * TAKEN)
+        memory, unmapped = self.mapping(w)
+        area = Watched("dying", memory.reshape(LAYOUT.layers, LAYOUT.planes, SIZE * TAKEN, -1), self.counting)
+        pushes, units = [], choose(rng, SIZE * TAKEN, SIZE * TAKEN)
+        area.give(units)
+        for i in range(SIZE):
+            _, ticket = w.call("lease", cache="dying", blocks=units[i * TAKEN : (i + 1) * TAKEN])
+            blocks = choose(rng, TAKEN, TAKEN)
+            pushes.append(self.source.write(blocks, to=ticket, timeout=2 * PATIENCE))
+        until(f"{name}: a first byte", lambda: area.begun(units) or all(p.poll() for p in pushes), pause=0)
+        if holding := self.lanes and rng.random() < 0.5:
+            self.delayer.hold(0)
+        w.kill()
+        until(f"{name}: the memory to be let go", unmapped, pause=0.001)
+        some, whole = area.touched(units)
+        area.take(units, 128 + self.rounds % 127, "kill own")
+        self.in_the_middle += some and not whole
+        self.seen["push, kill own"] += SIZE
+        if holding:
+            self.delayer.release()
+
+        def ended() -> bool:
+            area.check(name)
+            return all(p.poll() and p.released for p in pushes)
+
+        self.watch_until(f"{name}, the source's side", ended)
+        self.watch_until(f"{name}, its end", self.idle)
+        area.check(name)
+        if area.late and self.blocks.late is not None:
+            self.blocks.late += area.late
+        self.rounds += SIZE
+
+    def mapping(self, w: Worker) -> tuple[Bytes, Callable[[], bool]]:
+        """A worker's memory, and whether its daemon has let it go."""
+        for fd in Path(f"/proc/{w.process.pid}/fd").iterdir():
+            if str(fd.readlink()).startswith("/memfd:kvxfer:dying"):
+                with fd.open("r+b") as f:
+                    size, inode = os.fstat(f.fileno()).st_size, os.fstat(f.fileno()).st_ino
+                    memory = np.frombuffer(mmap.mmap(f.fileno(), size), np.uint8)
+                return memory, functools.partial(self.unmapped, inode)
+        raise AssertionError("the worker has no memory")
+
+    def unmapped(self, inode: int) -> bool:
+        """Whether the own daemon has no mapping of a file."""
+        return f" {inode} " not in Path(f"/proc/{self.decode.pid}/maps").read_text()
+
+    # Watching.
+
+    @property
+    def counting(self) -> bool:
+        """Whether late bytes are counted instead of raised."""
+        return self.blocks.late is not None
+
+    @property
+    def late(self) -> Counter[str]:
+        """Late bytes, by what took their place back."""
+        return (self.blocks.late or Counter()) + (self.raw.late or Counter())
+
+    def watch_until(self, when: str, done: Callable[[], object]) -> None:
+        """Look at every byte until something is so, and once more."""
+
+        def looked() -> bool:
+            self.blocks.check(when)
+            self.raw.check(when)
+            return bool(done())
+
+        until(when, looked, pause=0.001)
+        looked()
+
+    def idle(self) -> bool:
+        """Whether neither daemon knows of a lease or a transfer."""
+        return all(s.leases + s.transfers == 0 for s in (c.status() for c in (self.near, self.far)))
