@@ -29,17 +29,14 @@ from delayer import Delayer
 from watched import MARKS, Watched
 from worker import Worker
 
-# 128 KiB a block, 3 MiB a transfer: some operations of a transfer are placed, some are under way, some wait.
-LAYOUT = kvxfer.Layout(layers=4, kv_heads=8, head_dim=64, dtype="uint8", block_tokens=32)
 SIZE = 4
 """Transfers of a volley."""
 TAKEN = 24
-"""Blocks of each, or units of a region."""
+"""Blocks of each, or units of a region: 32 KiB for each layer, so that some operations of a transfer are placed, some
+are under way, some wait."""
 BLOCKS = SIZE * TAKEN + 16
-UNIT = 32 << 10
-"""Bytes of a region that are one range of a scatter list."""
-PIECES = 4
-"""Ranges of a region are in random order, in parts of this size of a unit."""
+RANGE = 8 << 10
+"""Bytes of one range of a scatter list."""
 
 WAYS = {
     "push": ("ttl", "revoke", "revoke", "evict", "renew, revoke", "shorten", "cancel"),
@@ -53,8 +50,6 @@ STOPPED = {
     "pull": ("ttl", "cancel"),
 }
 """What needs no word of the source's daemon."""
-STOPPED_OWN = {**WAYS, "push": tuple(way for way in WAYS["push"] if way != "evict")}
-"""What does not wait for the own daemon's answer."""
 EVENTS = {
     "stop": "the source's daemon stands still and goes on later",
     "stop own": "the daemon that stores stands still, perhaps in mid-copy, and goes on soon",
@@ -105,22 +100,26 @@ class Stage:
         delayer: Delayer,
         worker: Callable[[Daemon], Worker],
         rng: random.Random,
-        lanes: bool,
+        provider: str,
+        layers: int = 8,
         count_late: bool = False,
     ) -> None:
         self.prefill, self.decode = nodes
         self.delayer, self.worker, self.rng = delayer, worker, rng
         self.far, self.near = (d.connect() for d in nodes)
-        self.source = allocate(self.far, "source", LAYOUT, TAKEN, rng.getrandbits(32))
-        self.offered = allocate(self.far, "offered", LAYOUT, SIZE * TAKEN, rng.getrandbits(32))
+        self.lanes = provider == "tcp"  # else no payload goes over the delayer
+        self.layout = kvxfer.Layout(layers=layers, kv_heads=8, head_dim=64, dtype="uint8", block_tokens=32)
+        unit = self.layout.block_bytes
+        self.taken_bytes = TAKEN * unit
+        self.source = allocate(self.far, "source", self.layout, TAKEN, rng.getrandbits(32))
+        self.offered = allocate(self.far, "offered", self.layout, SIZE * TAKEN, rng.getrandbits(32))
         self.contents = pieces(self.offered).copy()
-        self.scattered = self.far.allocate_region("scattered", TAKEN * UNIT)
-        self.scattered.array[:] = np.frombuffer(rng.randbytes(TAKEN * UNIT), np.uint8) & 127
-        self.target = allocate(self.near, "target", LAYOUT, BLOCKS)
-        self.region = self.near.allocate_region("raw", SIZE * TAKEN * UNIT)
+        self.scattered = self.far.allocate_region("scattered", self.taken_bytes)
+        self.scattered.array[:] = np.frombuffer(rng.randbytes(self.taken_bytes), np.uint8) & 127
+        self.target = allocate(self.near, "target", self.layout, BLOCKS)
+        self.region = self.near.allocate_region("raw", SIZE * self.taken_bytes)
         self.blocks = Watched("target", pieces(self.target), count_late)
-        self.raw = Watched("raw", self.region.array.reshape(1, 1, SIZE * TAKEN, UNIT), count_late)
-        self.lanes = lanes
+        self.raw = Watched("raw", self.region.array.reshape(1, 1, SIZE * TAKEN, unit), count_late)
         self.seen: Counter[str] = Counter()
         self.rounds = 0
         self.in_the_middle = 0
@@ -130,55 +129,46 @@ class Stage:
         self.far.close()
         self.near.close()
 
-    def volley(self, event: str = "", ways: dict[str, tuple[str, ...]] = WAYS) -> None:
-        """One volley. ways are those that a kind of transfer may be ended in where the event does not."""
+    def volley(self, event: str = "", ways: dict[str, tuple[str, ...]] | None = None) -> None:
+        """One volley. ways: how each kind of transfer may be ended, instead of all ways that go with the event."""
         name = f"volley at round {self.rounds} ({event or 'ways'})"
         if event == "kill own":
             self.target_killed(name)
             return
-        rng, mark = self.rng, 128 + self.rounds % 127
+        rng, mark = self.rng, MARKS + self.rounds % 127
         killed = self.worker(self.prefill) if event == "kill" else None
         if killed is not None:
-            killed.call(
-                "allocate", name="killed", layout=dataclasses.asdict(LAYOUT), num_blocks=TAKEN, seed=1
-            )
-        if event:
-            ended: dict[str, tuple[str, ...]] = dict.fromkeys(["push"] if killed else WAYS, (event,))
-            ways = {"stop": STOPPED, "stop own": STOPPED_OWN}.get(event, ended)
+            layout = dataclasses.asdict(self.layout)
+            killed.call("allocate", name="killed", layout=layout, num_blocks=TAKEN, seed=1)
+        if ways is None and event in ("", "stop", "stop own"):
+            ways = STOPPED if event == "stop" else WAYS
+        elif ways is None:
+            ways = dict.fromkeys(["push"] if killed else WAYS, (event,))
         if holding := self.lanes and event in ("", "stop", "lost") and rng.random() < 0.6:
-            self.delayer.hold(rng.randrange(SIZE * TAKEN * LAYOUT.block_bytes))
+            self.delayer.hold(rng.randrange(SIZE * self.taken_bytes))
         beside, beside_push, at = self.start_beside()
         victims = [self.start(i, rng.choice(list(ways)), ways, killed) for i in range(SIZE)]
-        self.wait_begun(name, victims, holding)
-        if event == "" and rng.random() < 0.2:
-            self.burst(self.prefill)
-        elif rng.random() < 0.3:
-            time.sleep(rng.uniform(0, 0.005))
+        # Over shm the daemon that stores has everything at once; to be in the middle it must stand still.
+        still = event == "stop own" or (event in ("", "stop") and rng.random() < (0.1 if self.lanes else 0.7))
+        self.send(name, victims, still, holding)
         self.begin(event, killed)
-        for v in rng.sample(victims, len(victims)):
-            self.take_back(v)
-        if event == "stop own":  # the read leases that the source takes back end all the same
-            end = time.monotonic() + rng.uniform(0, 0.06)
-            until("a while", lambda: self.mark_offered(victims, mark) and time.monotonic() > end)
-            self.decode.signal(signal.SIGCONT)
+        self.take_back(event, still, victims, mark)
         self.take_all(name, victims, mark)
-        end = time.monotonic() + rng.uniform(0, 0.02)
-        self.watch_until(
-            f"{name}, a while", lambda: self.mark_offered(victims, mark) and time.monotonic() > end
-        )
+        self.watch_for(f"{name}, a while", rng.uniform(0, 0.02), victims, mark)
         if holding:
             self.delayer.release()
         self.undo(event)
         for v in victims:
             if v.offered and not v.far.poll():  # its pull has ended before it came to the source
                 v.far.revoke(PATIENCE)
-        self.watch_until(
-            f"{name}, the source's side",
-            lambda: self.mark_offered(victims, mark) and all(v.ended() for v in victims),
-        )
-        self.watch_until(
-            f"{name}, beside it", lambda: beside.poll() and beside_push.poll() and beside.released
-        )
+
+        def ended() -> bool:
+            self.mark_offered(victims, mark)
+            return (
+                all(v.ended() for v in victims) and beside.poll() and beside_push.poll() and beside.released
+            )
+
+        self.watch_until(f"{name}, the source's side", ended)
         if event in ("", "stop", "stop own", "kill"):
             beside.wait()
             assert np.array_equal(self.blocks.memory[:, :, at], pieces(self.source)[:, :, : len(at)])
@@ -186,6 +176,7 @@ class Stage:
             assert isinstance(beside.exception(), (kvxfer.PeerLost, kvxfer.DaemonUnavailable, type(None)))
         self.blocks.take(at, mark, "its commit")
         self.watch_until(f"{name}, its end", self.idle)
+        self.raw.check(name)
         for v in victims:
             if v.offered:
                 pieces(self.offered)[:, :, v.offered] = self.contents[:, :, v.offered]
@@ -208,14 +199,12 @@ class Stage:
         if kind == "raw":
             units = list(range(slot * TAKEN, (slot + 1) * TAKEN))
             self.raw.give(units)
-            spans = [(units[0] * UNIT, TAKEN * UNIT)]
-            adv = self.region.advertise("write", spans, uses=1, ttl=ttl)
-            n = UNIT // PIECES
-            ranges = [
-                (i * n, units[0] * UNIT + i * n, n) for i in choose(rng, TAKEN * PIECES, TAKEN * PIECES)
-            ]
+            size, first = self.taken_bytes, slot * self.taken_bytes
+            adv = self.region.advertise("write", [(first, size)], uses=1, ttl=ttl)
+            n = size // RANGE
+            ranges = [(i * RANGE, first + i * RANGE, RANGE) for i in choose(rng, n, n)]
             scatter = self.scattered.writev(ranges, to=adv.ticket, timeout=2 * PATIENCE)
-            expected = self.scattered.array.reshape(1, 1, TAKEN, UNIT)
+            expected = self.scattered.array.reshape(1, 1, TAKEN, -1)
             return Victim(kind, way, self.raw, units, adv, scatter, expected)
         units = rng.sample(self.blocks.free, TAKEN)
         self.blocks.give(units)
@@ -236,19 +225,38 @@ class Stage:
             return v
         blocks = choose(rng, TAKEN, TAKEN)
         v.expected = pieces(self.source)[:, :, blocks]
-        layerwise = rng.random() < 0.3  # such a push is never finished
-        v.far = self.source.write(blocks, to=lease.ticket, layerwise=layerwise, timeout=2 * PATIENCE)
-        for layer in choose(rng, LAYOUT.layers, LAYOUT.layers) if layerwise else []:
-            v.far.layer(layer)
-        if layerwise and way in EVENTS:
-            v.far.finish()
+        v.far = self.source.write(blocks, to=lease.ticket, layerwise=True, timeout=2 * PATIENCE)
         return v
 
-    def wait_begun(self, name: str, victims: list[Victim], holding: bool) -> None:
+    def send(self, name: str, victims: list[Victim], still: bool, holding: bool) -> None:
+        """The bytes of all transfers begin to move at once. When it returns, some have arrived, and where it is
+        wanted the daemon that stores stands still."""
+        rng = self.rng
+        layers = choose(rng, self.layout.layers, self.layout.layers)
+        # What the source sends to a daemon that stands is all before it when it goes on.
+        first = 1 if still and rng.random() < 0.5 else len(layers)
+        self.hand_over(victims, layers[:first])
+        self.wait_begun(name, victims, layers[0], holding)
+        if still:
+            self.decode.freeze()
+        self.hand_over(victims, layers[first:])
+        for v in victims:  # one that is never finished is never committed
+            if isinstance(v.far, kvxfer.Push) and (v.way in EVENTS or rng.random() < 0.7):
+                v.far.finish()
+        if rng.random() < 0.5:
+            time.sleep(rng.uniform(0, 0.005))
+
+    def hand_over(self, victims: list[Victim], layers: list[int]) -> None:
+        """Layers of every push are final."""
+        for layer in layers:
+            for v in victims:
+                if isinstance(v.far, kvxfer.Push):
+                    v.far.layer(layer)
+
+    def wait_begun(self, name: str, victims: list[Victim], layer: int, holding: bool) -> None:
         """Wait until some piece of some transfer begins to arrive; where bytes are held it may never."""
         v = self.rng.choice(victims)
-        unit, layer = self.rng.choice(v.units), self.rng.randrange(v.area.memory.shape[0])
-        piece = v.area.memory[layer, 0, unit]
+        piece = v.area.memory[layer if v.area is self.blocks else 0, 0, self.rng.choice(v.units)]
         end = time.monotonic() + (0.01 if holding else PATIENCE)
         until(
             f"{name}: a piece",
@@ -258,18 +266,29 @@ class Stage:
 
     # Taking back.
 
-    def burst(self, d: Daemon) -> None:
-        """A daemon stands still for a moment, wherever it is."""
-        d.signal(signal.SIGSTOP)
-        time.sleep(self.rng.uniform(0, 0.01))
-        d.signal(signal.SIGCONT)
+    def take_back(self, event: str, still: bool, victims: list[Victim], mark: int) -> None:
+        """Each owner wants its memory back, in any order."""
+        rng = self.rng
+        if event == "" and rng.random() < 0.2:
+            self.prefill.freeze()
+            time.sleep(rng.uniform(0, 0.01))
+            self.prefill.signal(signal.SIGCONT)
+        order = rng.sample(victims, len(victims))
+        waiting = [v for v in order if v.way == "evict" and still]  # it needs the daemon's answer
+        for v in order:
+            if v not in waiting:
+                self.take_one_back(v)
+        if still:
+            end = time.monotonic() + rng.uniform(0, 0.06 if event else 0.02)
+            until("a while", lambda: self.mark_offered(victims, mark) and time.monotonic() > end, pause=0.001)
+            self.decode.signal(signal.SIGCONT)
+        for v in waiting:
+            self.take_one_back(v)
 
     def begin(self, event: str, killed: Worker | None) -> None:
         """The event happens."""
         if event in ("stop", "silent"):
             self.prefill.freeze() if self.rng.random() < 0.5 else self.prefill.signal(signal.SIGSTOP)
-        elif event == "stop own":
-            self.decode.freeze()
         elif event == "lost":
             self.delayer.cut()
         elif event == "crash":
@@ -290,7 +309,7 @@ class Stage:
             self.decode.start()
             self.near.reconnect(PATIENCE)
 
-    def take_back(self, v: Victim) -> None:
+    def take_one_back(self, v: Victim) -> None:
         """What the way is. Those by time have been begun with their end."""
         if v.way == "evict":
             self.target.evict(v.units, timeout=PATIENCE)
@@ -344,9 +363,11 @@ class Stage:
         daemon has let it go."""
         rng = self.rng
         w = self.worker(self.decode)
-        w.call("allocate", name="dying", layout=dataclasses.asdict(LAYOUT), num_blocks=SIZE * TAKEN)
+        w.call("allocate", name="dying", layout=dataclasses.asdict(self.layout), num_blocks=SIZE * TAKEN)
         memory, unmapped = self.mapping(w)
-        area = Watched("dying", memory.reshape(LAYOUT.layers, LAYOUT.planes, SIZE * TAKEN, -1), self.counting)
+        area = Watched(
+            "dying", memory.reshape(self.layout.layers, self.layout.planes, SIZE * TAKEN, -1), self.counting
+        )
         pushes, units = [], choose(rng, SIZE * TAKEN, SIZE * TAKEN)
         area.give(units)
         for i in range(SIZE):
@@ -359,7 +380,7 @@ class Stage:
         w.kill()
         until(f"{name}: the memory to be let go", unmapped, pause=0.001)
         some, whole = area.touched(units)
-        area.take(units, 128 + self.rounds % 127, "kill own")
+        area.take(units, MARKS + self.rounds % 127, "kill own")
         self.in_the_middle += some and not whole
         self.seen["push, kill own"] += SIZE
         if holding:
@@ -410,8 +431,13 @@ class Stage:
             self.raw.check(when)
             return bool(done())
 
-        until(when, looked, pause=0.001)
+        until(when, looked, pause=0.002)
         looked()
+
+    def watch_for(self, when: str, seconds: float, victims: list[Victim], mark: int) -> None:
+        """Look at every byte for a while."""
+        end = time.monotonic() + seconds
+        self.watch_until(when, lambda: self.mark_offered(victims, mark) and time.monotonic() > end)
 
     def idle(self) -> bool:
         """Whether neither daemon knows of a lease or a transfer."""
