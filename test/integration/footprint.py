@@ -9,7 +9,7 @@ from typing import NamedTuple
 from daemon import Daemon, until
 
 PAGE = "/memfd:kvxfer-shm-page"
-"""A session of shm has one of its own and maps the peer's as long as the link is kept: no client's memory."""
+"""Of these a session of shm keeps its own and the peer's, as long as the link lives: no client's memory."""
 
 
 class Footprint(NamedTuple):

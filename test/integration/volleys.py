@@ -1,8 +1,8 @@
 """Transfers whose memory is taken back in their middle, several at a time, under whatever happens meanwhile.
 
 A *volley* starts some transfers at once, waits until the first bytes have arrived, and then everybody's
-memory is taken back: each in a *way* of its own, or all by one *event*. As soon as an owner is told that its
-memory is its own again it marks every byte; everything is compared until nothing of the volley is left anywhere.
+memory is taken back: each in a *way* of its own, or all by one *event*. As soon as an owner is told that
+its memory is its own again it marks every byte; everything is compared until nothing of the volley is left anywhere.
 Each transfer counts as a round.
 """
 
@@ -218,7 +218,7 @@ class Stage:
             offer = self.offered.lease(
                 offered, mode="read", ttl=short if way == "source's ttl" else 2 * PATIENCE
             )
-            pull = self.target.read(units, source=offer.ticket, timeout=ttl)
+            pull = self.read(units, offer.ticket, ttl)
             expected = self.contents[:, :, offered]
             return Victim(kind, way, self.blocks, units, pull, offer, expected, offered)
         lease = self.target.lease(units, ttl=ttl)
@@ -232,6 +232,18 @@ class Stage:
         v.expected = pieces(self.source)[:, :, blocks]
         v.far = self.source.write(blocks, to=lease.ticket, layerwise=True, timeout=2 * PATIENCE)
         return v
+
+    def read(self, units: list[int], ticket: str, seconds: float) -> kvxfer.Pull:
+        """A pull of so many seconds, or more where the own daemon needs more for its answer alone."""
+        end = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return self.target.read(units, source=ticket, timeout=seconds)
+            except kvxfer.DeadlineExceeded:  # it is cancelled when the answer comes
+                seconds *= 2
+            except kvxfer.BlocksBusy:
+                time.sleep(0.001)
+            assert time.monotonic() < end
 
     def send(self, name: str, victims: list[Victim], still: bool, holding: bool) -> None:
         """The bytes of all transfers begin to move at once. When it returns some have arrived, and where
