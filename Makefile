@@ -18,7 +18,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # Tests wait for conditions, not for times; this only ends a run that hangs.
 GOTEST := $(GO) test -race -timeout 10m
 
-.PHONY: all build demo test lint test-go test-python test-integration explore fuzz bench late-writes-nixl generate clean
+.PHONY: all build demo test lint test-go test-python test-integration explore fuzz bench late-writes late-writes-nixl generate clean
 
 all: build
 
@@ -30,6 +30,10 @@ build: ## bin/kvxfer
 bin/kvxfer-race: FORCE
 	@mkdir -p bin
 	$(GO) build -race -ldflags '$(LDFLAGS)' -o $@ ./cmd/kvxfer
+# The same daemon without fences: the control of the tests of late writes. It must never be used.
+bin/kvxfer-nofence: FORCE
+	@mkdir -p bin
+	$(GO) build -tags kvxfer_nofence -ldflags '$(LDFLAGS)' -o $@ ./cmd/kvxfer
 bin/nats-server: go.mod
 	@mkdir -p bin
 	$(GO) build -o $@ github.com/nats-io/nats-server/v2
@@ -79,7 +83,7 @@ test-python: $(VENV)/.test
 	cd sdk/python && PYTHONPATH=$(SDK) $(PY) -m pytest -q
 	cd examples/disagg && PYTHONPATH=$(SDK) $(PY) -m pytest -q
 
-test-integration: $(VENV)/.test build bin/kvxfer-race bin/nats-server bin/certmaker
+test-integration: $(VENV)/.test build bin/kvxfer-race bin/kvxfer-nofence bin/nats-server bin/certmaker
 	cd test/integration && PYTHONPATH=$(SDK) $(PY) -m pytest -q $(PYTEST)
 
 FUZZTIME ?= 20s
@@ -90,6 +94,10 @@ fuzz: ## every fuzz target for FUZZTIME
 
 bench: ## ns a block and allocations
 	$(GO) test -run '^$$' -bench . -benchmem ./rdma/... ./xfer/...
+
+ROUNDS ?= 10000
+late-writes: $(VENV)/.test bin/kvxfer-race bin/kvxfer-nofence bin/nats-server ## more rounds than `make test` has time for; docs/late-writes.md
+	cd test/integration && KVXFER_ROUNDS=$(ROUNDS) PYTHONPATH=$(SDK) $(PY) -m pytest -s test_late_writes.py
 
 # What a peer does in the scenario of test/integration/test_late_writes.py; no part of `make test`. numpy comes from the demo's list.
 $(BUILD)/nixl/.done: bench/peers/requirements-nixl.txt examples/disagg/requirements.txt

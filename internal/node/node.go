@@ -22,6 +22,7 @@ import (
 	"github.com/kvxfer/kvxfer/internal/version"
 	"github.com/kvxfer/kvxfer/internal/wire"
 	"github.com/kvxfer/kvxfer/rdma"
+	"github.com/kvxfer/kvxfer/rdma/gate"
 	"github.com/kvxfer/kvxfer/registry"
 	"github.com/kvxfer/kvxfer/registry/embedded"
 	"github.com/kvxfer/kvxfer/registry/natskv"
@@ -72,6 +73,7 @@ var errStarting = fault.New(fault.Draining, "ready", "the node is starting")
 func Start(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *Node, err error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
+	warnUnfenced(log)
 	n := &Node{cfg: cfg, log: log, failed: make(chan error, 1), ready: errStarting}
 	defer func() {
 		if err != nil {
@@ -97,6 +99,13 @@ func Start(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *Node, e
 	log.Info("serving", "node", cfg.Node, "epoch", n.info.Epoch, "socket", n.info.Socket, "peers", n.info.PeerAddr, "http", n.info.HTTPAddr,
 		"providers", n.providerNames(), "version", version.Version)
 	return n, nil
+}
+
+// warnUnfenced says of a build without fences what package gate says of it.
+func warnUnfenced(log *slog.Logger) {
+	if !gate.Fences {
+		log.Error("this build does not fence memory that was taken back, it exists for one test and must not be used", "build_tag", "kvxfer_nofence")
+	}
 }
 
 // Info says where the node serves.

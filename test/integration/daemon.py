@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ import kvxfer
 
 ROOT = Path(__file__).resolve().parents[2]
 BINARY = ROOT / "bin" / "kvxfer-race"
+NOFENCE_BINARY = ROOT / "bin" / "kvxfer-nofence"
 PLAIN_BINARY = ROOT / "bin" / "kvxfer"
 NATS_SERVER = ROOT / "bin" / "nats-server"
 
@@ -213,6 +215,19 @@ def free_port() -> int:
         s.bind(("127.0.0.1", 0))
         port: int = s.getsockname()[1]
         return port
+
+
+def unused_port(rng: random.Random) -> int:
+    """A port below those that the kernel gives out, so that it can be had again."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = rng.randrange(first - 12000, first)
+        with socket.socket() as s:
+            try:
+                s.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                continue
 
 
 def attributes(holder: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import random
 import signal
 import socket
 from collections.abc import Iterable
-from pathlib import Path
 
 import kvxfer
 import numpy as np
@@ -16,7 +15,7 @@ import pytest
 
 from conftest import Attach, Start
 from contents import Bytes, allocate, choose, pieces
-from daemon import PATIENCE, Daemon, NatsServer, until
+from daemon import PATIENCE, Daemon, NatsServer, until, unused_port
 
 Nodes = tuple[Daemon, Daemon]
 
@@ -212,19 +211,6 @@ def test_one_daemon_a_directory(daemon: Start, attach: Attach, nats: NatsServer,
     old.kill()
     books.reconnect()
     assert decode.epoch != old.info["epoch"]
-
-
-def unused_port(rng: random.Random) -> int:
-    """A port below those that the kernel gives out, so that it can be had again."""
-    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    while True:
-        port = rng.randrange(first - 12000, first)
-        with socket.socket() as s:
-            try:
-                s.bind(("127.0.0.1", port))
-                return port
-            except OSError:
-                continue
 
 
 @pytest.mark.parametrize("address", ["same", "other"])
