@@ -1,4 +1,4 @@
-"""Caches in memory that existed before: numpy arrays, shared or reached in the client's own process."""
+"""Memory that existed before, as caches and regions: shared, or reached in the client's own process."""
 
 from __future__ import annotations
 
@@ -54,10 +54,17 @@ WAYS = {
 }
 
 
+PROVIDERS = ["tcp", "shm"]
+"""Arrays begin inside a page: each provider has to find them behind the begin of what it maps."""
+
+
 @pytest.mark.parametrize("target_way", WAYS)
 @pytest.mark.parametrize("source_way", WAYS)
-def test_bytes(pair: Pair, attach: Attach, rng: random.Random, source_way: str, target_way: str) -> None:
-    """Pushed out of one array and received in another, and back: each holds exactly what it must."""
+@pytest.mark.parametrize(("pair", "provider"), [(p, p) for p in PROVIDERS], indirect=["pair"], ids=PROVIDERS)
+def test_bytes(
+    pair: Pair, attach: Attach, rng: random.Random, provider: str, source_way: str, target_way: str
+) -> None:
+    """Out of one array into another, and back, pushed and pulled: each holds exactly what it must."""
     prefill, decode = attach(pair[0]), attach(pair[1])
     a, b = array(BIG, BLOCKS, rng.getrandbits(32)), array(BIG, BLOCKS, rng.getrandbits(32))
     assert a.ctypes.data % 4096 == 16, "the array begins behind malloc's header"
@@ -66,21 +73,132 @@ def test_bytes(pair: Pair, attach: Attach, rng: random.Random, source_way: str, 
     target = register(decode, "target", b, WAYS[target_way][0])
     assert (source.guarantee, target.guarantee) == (WAYS[source_way][1], WAYS[target_way][1])
     assert (a.ctypes.data, True) == (before[0], np.array_equal(a, before[1]))
-    for here, there, x, y in ((source, target, a, b), (target, source, b, a)):
-        blocks, to = choose(rng, BLOCKS, 40), choose(rng, BLOCKS, 40)
-        want, sent = moved(x, blocks, y, to), x.copy()
-        lease = there.lease(to)
-        push = here.write(blocks, to=lease.ticket)
-        done, got = push.wait(), lease.wait()
-        assert done.bytes == got.bytes == 40 * BIG.block_bytes
-        assert np.array_equal(y, want)
-        assert np.array_equal(x, sent)
-        assert np.array_equal(pieces(there), y), "the cache and the array are the same memory"
-        there.evict(to)
+    for pushed in (True, False):
+        for here, there, x, y in ((source, target, a, b), (target, source, b, a)):
+            blocks, to = choose(rng, BLOCKS, 40), choose(rng, BLOCKS, 40)
+            want, sent = moved(x, blocks, y, to), x.copy()
+            if pushed:
+                lease = there.lease(to)
+                done = here.write(blocks, to=lease.ticket).wait()
+                got = lease.wait()
+                assert done.bytes == got.bytes == 40 * BIG.block_bytes
+                guarantees = (done.guarantee, got.guarantee)
+            else:
+                with here.lease(blocks, mode="read") as offer:
+                    done = there.read(to, source=offer.ticket).wait()
+                    end, used = offer.next_holder().wait(), offer.wait()
+                guarantees = (end.guarantee, done.guarantee)
+                assert used.guarantee == end.guarantee
+            assert done.provider == provider
+            assert guarantees == (here.guarantee, there.guarantee)
+            assert np.array_equal(y, want)
+            assert np.array_equal(x, sent)
+            assert np.array_equal(pieces(there), y), "the cache and the array are the same memory"
+            there.evict(to)
     source.drop()
     target.drop()
     a[:] = 1
     b[:] = 2
+
+
+SIZE = 40 << 20
+"""Bytes of a buffer that malloc gives a mapping of its own."""
+
+
+def buffer(rng: random.Random, size: int = SIZE) -> Bytes:
+    """Random bytes, which begin behind malloc's header."""
+    a = np.frombuffer(rng.randbytes(1 << 16), np.uint8)
+    out = np.empty(size, np.uint8)
+    out[:] = np.resize(a, size)
+    return out
+
+
+@pytest.mark.parametrize("peer_way", WAYS)
+@pytest.mark.parametrize("own_way", WAYS)
+@pytest.mark.parametrize(("pair", "provider"), [(p, p) for p in PROVIDERS], indirect=["pair"], ids=PROVIDERS)
+def test_regions(
+    pair: Pair, attach: Attach, rng: random.Random, provider: str, own_way: str, peer_way: str
+) -> None:
+    """Ranges of raw memory, its first and its last byte among them, written and read."""
+    near, far = attach(pair[0]), attach(pair[1])
+    a, b = buffer(rng), buffer(rng)
+    assert a.ctypes.data % 4096 == 16
+    own = near.register_region("own", a, adopt=WAYS[own_way][0])
+    peer = far.register_region("peer", b[5:], adopt=WAYS[peer_way][0])
+    assert (own.size, peer.size) == (SIZE, SIZE - 5)
+    assert (own.guarantee, peer.guarantee) == (WAYS[own_way][1], WAYS[peer_way][1])
+    step = SIZE // 50
+    ranges = [(0, SIZE - 8, 3), (SIZE - 2, 0, 2)]  # (own offset, the peer's, length)
+    ranges += [(i * step, i * step + rng.randrange(9, 99), rng.randrange(1, step // 2)) for i in range(1, 49)]
+    total = sum(n for _, _, n in ranges)
+    want = b.copy()
+    for x, y, n in ranges:
+        want[5 + y : 5 + y + n] = a[x : x + n]
+    sent = a.copy()
+    with peer.advertise("write", uses=1) as adv:
+        done = own.writev(ranges, to=adv.ticket, notification=b"there").wait()
+        end = adv.next_holder().wait()
+    assert np.array_equal(b, want)
+    assert np.array_equal(a, sent)
+    assert (done.bytes, end.bytes, end.notification, done.provider) == (total, total, b"there", provider)
+    assert (done.guarantee, end.guarantee) == (own.guarantee, peer.guarantee)
+
+    b[:] = buffer(rng)
+    for x, y, n in ranges:
+        sent[x : x + n] = b[5 + y : 5 + y + n]
+    want = b.copy()
+    with peer.advertise("read") as adv:
+        done = own.readv(ranges, source=adv.ticket).wait()
+    assert np.array_equal(a, sent)
+    assert np.array_equal(b, want)
+    assert (done.bytes, done.provider, done.guarantee) == (total, provider, own.guarantee)
+    with pytest.raises(kvxfer.OutOfBounds) as e, peer.advertise("write") as adv:
+        own.writev([(0, SIZE - 5, 1)], to=adv.ticket).wait()
+    assert e.value.guarantee == own.guarantee
+    assert np.array_equal(b, want), "the bytes of the array behind and before the region"
+    own.deregister()
+    peer.deregister()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("pair", PROVIDERS, indirect=True)
+def test_a_region_taken_back_is_never_written(
+    pair: Pair, attach: Attach, rng: random.Random, way: str
+) -> None:
+    """Taken back in the middle, by each way to do so, and then used for something else."""
+    near, far = attach(pair[0]), attach(pair[1])
+    own = near.allocate_region("own", SIZE)
+    own.memory[:] = b"\1" * SIZE
+    b = buffer(rng)
+    ends = ("unadvertise", "deregister", "close", "reconnect")
+    for i, how in enumerate(ends):
+        peer = far.register_region("peer", b, adopt=WAYS[way][0])
+        adv = peer.advertise("write")
+        b[:] = 0
+        pushes = [own.writev([(0, 0, SIZE)], to=adv.ticket) for _ in range(4)]
+        until("the first byte", lambda: b.any() or all(p.poll() for p in pushes))  # noqa: B023
+        if how == "unadvertise":
+            adv.unadvertise(PATIENCE)
+        elif how == "deregister":
+            peer.deregister(PATIENCE)
+        elif how == "close":
+            far.close()
+        else:
+            far._session.conn._sock.shutdown(2)  # the daemon lives
+            until("the loss", lambda: "lost" in repr(far))  # noqa: B023
+            far.reconnect(PATIENCE)
+            assert adv.released
+        b[:] = 200 + i
+        for p in pushes:
+            with contextlib.suppress(kvxfer.LeaseRevoked, kvxfer.ClientGone, kvxfer.TicketInvalid):
+                p.wait(PATIENCE)
+            p.wait_released(PATIENCE)
+        near.ping()
+        assert b.min() == b.max() == 200 + i
+        if how == "close":
+            far = attach(pair[1])
+        else:
+            peer.deregister(PATIENCE)
 
 
 def test_small_arrays_the_second_way(pair: Pair, attach: Attach, rng: random.Random) -> None:
@@ -135,6 +253,7 @@ def test_layers_of_one_allocation(pair: Pair, attach: Attach) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("pair", PROVIDERS, indirect=True)
 def test_taken_back_it_is_never_written(pair: Pair, attach: Attach, rng: random.Random, way: str) -> None:
     """Revoked in the middle and fenced, then given another content: no byte of that changes any more."""
     prefill, decode = attach(pair[0]), attach(pair[1])
@@ -230,6 +349,7 @@ def test_after_a_fork(pair: Pair, attach: Attach) -> None:
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
+@pytest.mark.parametrize("pair", PROVIDERS, indirect=True)
 def test_the_client_is_killed(pair: Pair, attach: Attach, worker: StartWorker, side: str) -> None:
     """The other side hears a typed end, both daemons live, and no other memory is touched.
 
@@ -271,6 +391,7 @@ def test_the_client_is_killed(pair: Pair, attach: Attach, worker: StartWorker, s
     assert np.array_equal(pieces(bystander)[:, :, 0], pieces(other)[:, :, 5])
 
 
+@pytest.mark.parametrize("pair", PROVIDERS, indirect=True)
 def test_memory_that_vanishes(pair: Pair, attach: Attach, worker: StartWorker) -> None:
     """A client that unmaps what it handed over: MemoryFault on both sides, and the client goes on."""
     source = allocate(attach(pair[0]), "source", BIG, 8, seed=16)
