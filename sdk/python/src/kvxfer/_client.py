@@ -279,13 +279,14 @@ class Client(Places):
         return exited
 
     def reconnect(self, timeout: float = 30.0) -> dict[str, memoryview]:
-        """Connects again after the daemon was lost, and hands all caches over again with what they still
-        hold.
+        """Connects again after the daemon was lost, and hands caches and regions over again with what they
+        still hold.
 
-        Memory, contents and names stay; old leases and pushes have ended. Blocks that a lease committed, and
-        that were neither evicted nor leased again since, are vouched for: the daemon serves those that it
-        knows as well. It tries until timeout seconds are over, so it may be called while the daemon restarts.
-        While the connection is alive it changes nothing.
+        Memory, contents and names stay; old leases and transfers have ended. Where it is the same daemon,
+        they are released too: it takes memory again only when everything of the lost connection there is
+        fenced. Blocks that a lease committed, and that were neither evicted nor leased again since, are
+        vouched for: the daemon serves those that it knows as well. It tries until timeout seconds are over,
+        so it may be called while the daemon restarts. While the connection is alive it changes nothing.
 
         Returns:
             For each cache's name the ids of the blocks that are served again, as a memoryview of 32-bit
