@@ -2,13 +2,11 @@ package xfer
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"regexp"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/internal/wire"
-	"github.com/kvxfer/kvxfer/rdma"
 	"github.com/kvxfer/kvxfer/xfer/blockdb"
 	"github.com/kvxfer/kvxfer/xfer/layout"
 )
@@ -23,38 +21,6 @@ type client struct {
 	leases    int
 	opens     int // read leases that it opened by keys on this node
 	transfers int
-}
-
-// region is memory of a client, registered with every provider.
-type region struct {
-	id      uint64
-	key     [16]byte // the client's own random id
-	client  *client
-	name    string
-	mapping Mapping
-	inner   map[string]rdma.Region // by provider
-	cache   *cache                 // under Engine.mu
-	usage                          // advertisements and transfers of raw memory
-}
-
-func (r *region) use(op string) error { return r.usage.use(op, r.name) }
-
-// close deregisters everywhere, which fences, and unmaps. If a provider cannot fence, the mapping stays for ever.
-func (r *region) close(e *Engine) error {
-	if err := r.deregister(e); err != nil {
-		return err
-	}
-	return r.mapping.Close()
-}
-
-func (r *region) deregister(e *Engine) (failed error) {
-	for name, in := range r.inner {
-		if err := in.Close(); err != nil {
-			e.o.Logger.Error("region is quarantined", "region", r.name, "provider", name, "error", err)
-			failed = fault.Wrap(fault.Internal, "deregister_region", err)
-		}
-	}
-	return failed
 }
 
 var nameRule = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
@@ -121,138 +87,13 @@ func (e *Engine) ClientGone(id ClientID) {
 	e.abandonWholes(c)
 	e.wg.Go(func() {
 		for _, r := range regions {
-			e.mu.Lock()
-			ca := r.cache
-			e.mu.Unlock()
-			if ca != nil {
-				if err := e.endCache(e.ctx, ca, fault.ClientGone); err != nil {
-					e.o.Logger.Error("cache of a dead client could not be ended", "cache", ca.name, "error", err)
-					if !ca.fenced() {
-						continue // quarantined: its memory stays mapped
-					}
-				}
-			}
-			if err := e.endUses(e.ctx, r, "deregister_region", fault.ClientGone); err != nil {
-				e.o.Logger.Error("region of a dead client could not be ended", "region", r.name, "error", err)
-				if !r.fenced() {
-					continue // quarantined: its memory stays mapped
-				}
-			}
-			if err := r.close(e); err != nil {
-				e.o.Logger.Error("region of a dead client could not be closed", "region", r.name, "error", err)
-			}
+			e.abandon(r)
 		}
 		e.mu.Lock()
 		delete(e.clients, id)
 		e.idle.Broadcast()
 		e.mu.Unlock()
 	})
-}
-
-// RegisterRegion takes a client's memory over. On an error the caller closes m.
-func (e *Engine) RegisterRegion(id ClientID, r wire.RegisterRegion, m Mapping) (wire.RegionInfo, error) {
-	const op = "register_region"
-	if err := checkName(op, r.Name); err != nil {
-		return wire.RegionInfo{}, err
-	}
-	key, ok := parseHex16(r.ID)
-	if !ok {
-		return wire.RegionInfo{}, fault.Invalid(op, "id", "%.40q, want 32 hex digits", r.ID)
-	}
-	reg := &region{key: key, name: r.Name, mapping: m, inner: map[string]rdma.Region{}}
-	if err := e.addRegion(op, id, reg, false); err != nil {
-		return wire.RegionInfo{}, err
-	}
-	var unsupported error
-	for _, p := range e.o.Providers {
-		in, err := p.Register(m.Memory())
-		if errors.Is(err, fault.ErrNotSupported) {
-			unsupported = err // of this kind of memory: its transfers go over the others
-			continue
-		}
-		if err != nil {
-			_ = reg.deregister(e) // nothing was granted on it yet
-			fe := fault.From(op, err)
-			fe.Region = r.Name
-			return wire.RegionInfo{}, fe
-		}
-		reg.inner[p.Name()] = in
-	}
-	if unsupported != nil && len(reg.inner) == 0 {
-		fe := fault.From(op, unsupported)
-		fe.Region, fe.Field = r.Name, "kind"
-		return wire.RegionInfo{}, fe
-	}
-	// It is known only when it is whole: whoever ends the client meanwhile does not see it, so it is ended here.
-	if err := e.addRegion(op, id, reg, true); err != nil {
-		_ = reg.deregister(e)
-		return wire.RegionInfo{}, err
-	}
-	return wire.RegionInfo{Region: reg.id, MemoryKind: m.Memory().Kind.String(), Guarantee: guaranteeOf(m.Memory().Kind)}, nil
-}
-
-// guaranteeOf says how far the promise goes that memory which was taken back is never written again.
-func guaranteeOf(k rdma.MemoryKind) string {
-	if k == rdma.MemoryProcess {
-		return wire.GuaranteeLiveClient
-	}
-	return wire.GuaranteeFull
-}
-
-// addRegion checks whether a client may have one more region and, with insert, adds it.
-func (e *Engine) addRegion(op string, id ClientID, reg *region, insert bool) error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	c, err := e.lookup(op, id)
-	if err != nil {
-		return err
-	}
-	if len(c.regions) >= e.o.Limits.Regions {
-		return fault.New(fault.ResourceExhausted, op, "%d regions, allowed %d", len(c.regions), e.o.Limits.Regions)
-	}
-	for _, other := range c.regions {
-		if other.name == reg.name || other.key == reg.key {
-			return fault.New(fault.AlreadyExists, op, "the client has a region %q with this name or id", other.name)
-		}
-	}
-	if insert {
-		reg.id, reg.client = e.id(), c
-		c.regions[reg.id] = reg
-	}
-	return nil
-}
-
-// DeregisterRegion ends what uses raw memory, fences and unmaps. A cache in it must have been dropped.
-func (e *Engine) DeregisterRegion(ctx context.Context, id ClientID, regionID uint64) error {
-	const op = "deregister_region"
-	e.mu.Lock()
-	c, err := e.lookup(op, id)
-	if err != nil {
-		e.mu.Unlock()
-		return err
-	}
-	r := c.regions[regionID]
-	switch {
-	case r == nil:
-		err = fault.New(fault.NotFound, op, "no region %d", regionID)
-	case r.cache != nil:
-		err = fault.Invalid(op, "region", "cache %q lies in it; drop the cache first", r.cache.name)
-	}
-	e.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	if err := e.endUses(ctx, r, op, fault.LeaseRevoked); err != nil {
-		return err
-	}
-	e.mu.Lock()
-	if c.regions[regionID] != r { // it was ended meanwhile, with its client or by another call
-		e.mu.Unlock()
-		return nil
-	}
-	delete(c.regions, regionID)
-	e.mu.Unlock()
-	return r.close(e)
 }
 
 // cacheKey is what a cache is known by on this node, also in the journal: its name is unique in its tenant. The default tenant's

@@ -26,7 +26,8 @@
 //   - a peer that breaks the protocol loses its link and hurts nobody else: TestWrongAnswersEndThePush,
 //     TestWrongAnswersMeetWhatIsReady, TestEndedWithoutAReason, TestUnknownHandlesAreIgnored, TestBindIsChecked
 //   - a second BIND cannot move a fence: TestSecondBindNeverMovesTheFence
-//   - a client's memory is unmapped only after the last fence on it: TestClientDeathKeepsMemoryUntilFenced
+//   - a client's memory is unmapped only after the last fence on it: TestClientDeathKeepsMemoryUntilFenced; it is registered
+//     again only behind that fence: TestComingBackWaitsForTheFence, TestQuarantinedMemoryIsNotRegisteredAgain
 //   - blocks under a lease or held by a push are not leased again: TestBusyBlocksAreRefused
 //   - an instance's lease is granted on every rank or on none: TestInstanceLeaseIsAllOrNone; one transfer owns it everywhere:
 //     TestSecondTransferIsRefusedOnEveryRank, TestOneTransferWinsEverywhere; it is committed everywhere or nowhere, whoever

@@ -303,7 +303,7 @@ func TestClientGoneWhileItsRegionIsRegistered(t *testing.T) {
 		n.until(func() bool { return n.engine.Stats().Clients == 0 })
 	}
 	m := newMemory(t, 4096)
-	_, err = n.engine.RegisterRegion(id, wire.RegisterRegion{Name: "r", ID: "000000000000000000000000000000dd", Kind: "memfd", Size: 4096}, m)
+	_, err = n.engine.RegisterRegion(t.Context(), id, wire.RegisterRegion{Name: "r", ID: "000000000000000000000000000000dd", Kind: "memfd", Size: 4096}, m)
 	assert.ErrorIs(t, err, fault.ErrClosed)
 	assert.False(t, m.unmapped.Load(), "on an error the caller unmaps")
 	require.Len(t, n.provider.regions, 1)
@@ -329,7 +329,7 @@ func TestClientGoneWhileItsCacheIsRegistered(t *testing.T) {
 	m := &hooked{memory: newMemory(t, 1<<20)}
 	spec := wire.RegisterCache{Name: "c", Model: "m", Layout: small, NumBlocks: 8}
 	try := func(id xfer.ClientID) error {
-		info, err := n.engine.RegisterRegion(id, wire.RegisterRegion{Name: "r", ID: "000000000000000000000000000000dd", Kind: "memfd", Size: 1 << 20}, m)
+		info, err := n.engine.RegisterRegion(t.Context(), id, wire.RegisterRegion{Name: "r", ID: "000000000000000000000000000000dd", Kind: "memfd", Size: 1 << 20}, m)
 		require.NoError(t, err)
 		s := spec
 		s.Region = info.Region
@@ -356,7 +356,7 @@ func TestClientGoneWhileItsCacheIsRegistered(t *testing.T) {
 		id := add()
 		n.wg.Go(func() { n.engine.ClientGone(id) })
 		if func() bool {
-			_, err := n.engine.RegisterRegion(id, wire.RegisterRegion{Name: "r", ID: "000000000000000000000000000000dd", Kind: "memfd", Size: 1 << 20}, m)
+			_, err := n.engine.RegisterRegion(t.Context(), id, wire.RegisterRegion{Name: "r", ID: "000000000000000000000000000000dd", Kind: "memfd", Size: 1 << 20}, m)
 			return err == nil
 		}() {
 			s := spec

@@ -53,11 +53,12 @@ type Engine struct {
 	wg   sync.WaitGroup
 
 	mu        sync.Mutex
-	idle      *sync.Cond // signalled when a lease or push is gone
+	idle      *sync.Cond // signalled when a lease, transfer, cache, region or client is gone
 	draining  bool
 	clients   map[ClientID]*client
 	caches    map[uint64]*cache
 	names     map[string]*cache // by name
+	memories  map[memoryKey]*region
 	leases    map[uint64]grant
 	grants    map[blockdb.LeaseID]grant
 	transfers map[uint64]*transfer
@@ -78,7 +79,7 @@ func New(o Options) *Engine {
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	e := &Engine{o: o, ctx: ctx, stop: stop,
-		clients: map[ClientID]*client{}, caches: map[uint64]*cache{}, names: map[string]*cache{},
+		clients: map[ClientID]*client{}, caches: map[uint64]*cache{}, names: map[string]*cache{}, memories: map[memoryKey]*region{},
 		leases: map[uint64]grant{}, grants: map[blockdb.LeaseID]grant{}, transfers: map[uint64]*transfer{},
 		links: map[Link]*linkState{}, sessions: map[rdma.SessionID]*linkState{}}
 	e.idle = sync.NewCond(&e.mu)

@@ -386,7 +386,7 @@ func newClientOf(t testing.TB, nd *node, tenant, name string) *worker {
 // with gives a client memory and its cache.
 func (w *worker) with(spec wire.RegisterCache) *worker {
 	w.mem = newMemory(w.t, layout.Geometry{Layout: spec.Layout, NumBlocks: spec.NumBlocks}.Bytes())
-	info, err := w.node.engine.RegisterRegion(w.id, wire.RegisterRegion{Name: spec.Name, ID: fmt.Sprintf("%032x", w.mem.ino), Kind: "memfd", Size: uint64(len(w.mem.bytes))}, w.mem)
+	info, err := w.node.engine.RegisterRegion(w.t.Context(), w.id, wire.RegisterRegion{Name: spec.Name, ID: fmt.Sprintf("%032x", w.mem.ino), Kind: "memfd", Size: uint64(len(w.mem.bytes))}, w.mem)
 	require.NoError(w.t, err)
 	w.region, spec.Region = info.Region, info.Region
 	w.spec = spec

@@ -266,7 +266,7 @@ func TestKeysAfterARegistration(t *testing.T) {
 
 	again := newClient(t, net.nodes["a"], "w")
 	again.mem = w.mem
-	info, err := again.node.engine.RegisterRegion(again.id, wire.RegisterRegion{Name: "w", ID: fmt.Sprintf("%032x", w.mem.ino), Kind: "memfd", Size: uint64(len(w.mem.bytes))}, w.mem)
+	info, err := again.node.engine.RegisterRegion(t.Context(), again.id, wire.RegisterRegion{Name: "w", ID: fmt.Sprintf("%032x", w.mem.ino), Kind: "memfd", Size: uint64(len(w.mem.bytes))}, w.mem)
 	require.NoError(t, err)
 	again.spec = w.spec
 	again.spec.Region = info.Region

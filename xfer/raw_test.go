@@ -24,7 +24,7 @@ func rawWorker(t testing.TB, nd *node, name string, size uint64) *worker {
 	w.id, err = nd.engine.AddClient(xfer.ClientInfo{Tenant: "default", Process: name}, w)
 	require.NoError(t, err)
 	w.mem = newMemory(t, size)
-	info, err := nd.engine.RegisterRegion(w.id, wire.RegisterRegion{Name: name, ID: fmt.Sprintf("%032x", w.mem.ino), Kind: "memfd", Size: size}, w.mem)
+	info, err := nd.engine.RegisterRegion(w.t.Context(), w.id, wire.RegisterRegion{Name: name, ID: fmt.Sprintf("%032x", w.mem.ino), Kind: "memfd", Size: size}, w.mem)
 	require.NoError(t, err)
 	w.region = info.Region
 	return w

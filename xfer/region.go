@@ -2,12 +2,98 @@ package xfer
 
 import (
 	"context"
+	"errors"
 	"sync"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/internal/wire"
 	"github.com/kvxfer/kvxfer/rdma"
 )
+
+// region is memory of a client, registered with every provider.
+type region struct {
+	id      uint64
+	key     [16]byte // the client's own random id
+	client  *client
+	name    string
+	mapping Mapping
+	inner   map[string]rdma.Region // by provider
+	cache   *cache                 // under Engine.mu
+	stuck   bool                   // under Engine.mu: it is quarantined and its end was tried
+	usage                          // advertisements and transfers of raw memory
+}
+
+func (r *region) use(op string) error { return r.usage.use(op, r.name) }
+
+// deregister takes the memory from every provider, which fences.
+func (r *region) deregister(e *Engine) (failed error) {
+	for name, in := range r.inner {
+		if err := in.Close(); err != nil {
+			e.o.Logger.Error("region is quarantined", "region", r.name, "provider", name, "error", err)
+			failed = fault.Wrap(fault.Internal, "deregister_region", err)
+		}
+	}
+	return failed
+}
+
+// memoryKey is what memory is known by on this node: a client that comes back hands the same memory over under the same id.
+type memoryKey struct {
+	tenant string
+	id     [16]byte
+}
+
+func (r *region) memoryKey() memoryKey { return memoryKey{r.client.info.Tenant, r.key} }
+
+// close deregisters everywhere, unmaps and gives the id out again. If a provider cannot fence, the mapping stays for ever,
+// and so does the id: whoever could register the memory again would take it for fenced.
+func (r *region) close(e *Engine) error {
+	err := r.deregister(e)
+	if err == nil {
+		err = r.mapping.Close()
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err == nil {
+		delete(e.memories, r.memoryKey())
+	}
+	r.stuck = err != nil
+	e.idle.Broadcast()
+	return err
+}
+
+// stick says that a region's end was tried in vain.
+func (r *region) stick(e *Engine) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	r.stuck = true
+	e.idle.Broadcast()
+}
+
+// abandon ends what uses a dead client's region, and the region. What cannot be fenced stays mapped.
+func (e *Engine) abandon(r *region) {
+	e.mu.Lock()
+	ca := r.cache
+	e.mu.Unlock()
+	if ca != nil {
+		if err := e.endCache(e.ctx, ca, fault.ClientGone); err != nil {
+			e.o.Logger.Error("cache of a dead client could not be ended", "cache", ca.name, "error", err)
+			if !ca.fenced() {
+				r.stick(e)
+				return
+			}
+		}
+	}
+	if err := e.endUses(e.ctx, r, "deregister_region", fault.ClientGone); err != nil {
+		e.o.Logger.Error("region of a dead client could not be ended", "region", r.name, "error", err)
+		if !r.fenced() {
+			r.stick(e)
+			return
+		}
+	}
+	if err := r.close(e); err != nil {
+		e.o.Logger.Error("region of a dead client could not be closed", "region", r.name, "error", err)
+	}
+}
 
 // usage counts what may still touch memory, so that its owner's calls can wait for the last.
 type usage struct {
@@ -83,6 +169,129 @@ func (u *usage) fenced() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.users == 0 && !u.quarantined
+}
+
+// RegisterRegion takes a client's memory over. Where a client that is gone had registered it, that one's region is fenced
+// before this returns: who comes back learns by the answer that nothing of before can touch the memory. On an error the
+// caller closes m.
+func (e *Engine) RegisterRegion(ctx context.Context, id ClientID, r wire.RegisterRegion, m Mapping) (wire.RegionInfo, error) {
+	const op = "register_region"
+	if err := checkName(op, r.Name); err != nil {
+		return wire.RegionInfo{}, err
+	}
+	key, ok := parseHex16(r.ID)
+	if !ok {
+		return wire.RegionInfo{}, fault.Invalid(op, "id", "%.40q, want 32 hex digits", r.ID)
+	}
+	reg := &region{key: key, name: r.Name, mapping: m, inner: map[string]rdma.Region{}}
+	if err := e.addRegion(ctx, op, id, reg, false); err != nil {
+		return wire.RegionInfo{}, err
+	}
+	var unsupported error
+	for _, p := range e.o.Providers {
+		in, err := p.Register(m.Memory())
+		if errors.Is(err, fault.ErrNotSupported) {
+			unsupported = err // of this kind of memory: its transfers go over the others
+			continue
+		}
+		if err != nil {
+			_ = reg.deregister(e) // nothing was granted on it yet
+			fe := fault.From(op, err)
+			fe.Region = r.Name
+			return wire.RegionInfo{}, fe
+		}
+		reg.inner[p.Name()] = in
+	}
+	if unsupported != nil && len(reg.inner) == 0 {
+		fe := fault.From(op, unsupported)
+		fe.Region, fe.Field = r.Name, "kind"
+		return wire.RegionInfo{}, fe
+	}
+	// It is known only when it is whole: whoever ends the client meanwhile does not see it, so it is ended here.
+	if err := e.addRegion(ctx, op, id, reg, true); err != nil {
+		_ = reg.deregister(e)
+		return wire.RegionInfo{}, err
+	}
+	return wire.RegionInfo{Region: reg.id, MemoryKind: m.Memory().Kind.String(), Guarantee: guaranteeOf(m.Memory().Kind)}, nil
+}
+
+// guaranteeOf says how far the promise goes that memory which was taken back is never written again.
+func guaranteeOf(k rdma.MemoryKind) string {
+	if k == rdma.MemoryProcess {
+		return wire.GuaranteeLiveClient
+	}
+	return wire.GuaranteeFull
+}
+
+// addRegion checks whether a client may have one more region and, with insert, adds it. It waits for the end of a region
+// of the same memory whose client is gone; a quarantined one it would wait for in vain.
+func (e *Engine) addRegion(ctx context.Context, op string, id ClientID, reg *region, insert bool) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	c, err := e.lookup(op, id)
+	if err != nil {
+		return err
+	}
+	key := memoryKey{c.info.Tenant, reg.key}
+	e.awaitLocked(ctx, func() bool { old := e.memories[key]; return old == nil || !old.client.gone || old.stuck })
+	if c, err = e.lookup(op, id); err != nil { // gone while it waited
+		return err
+	}
+	if len(c.regions) >= e.o.Limits.Regions {
+		return fault.New(fault.ResourceExhausted, op, "%d regions, allowed %d", len(c.regions), e.o.Limits.Regions)
+	}
+	for _, other := range c.regions {
+		if other.name == reg.name || other.key == reg.key {
+			return fault.New(fault.AlreadyExists, op, "the client has a region %q with this name or id", other.name)
+		}
+	}
+	switch old := e.memories[key]; {
+	case old == nil:
+	case old.stuck:
+		return &fault.Error{Code: fault.AlreadyExists, Op: op, Region: reg.name, Field: "id", Detail: "a fence on this memory failed: it is quarantined"}
+	case old.client.gone:
+		return fault.From(op, ctx.Err())
+	default: // a former connection, perhaps, whose end was not seen yet
+		return &fault.Error{Code: fault.AlreadyExists, Op: op, Region: reg.name, Field: "id", Detail: "another client of this tenant has a region with this id"}
+	}
+	if insert {
+		reg.id, reg.client = e.id(), c
+		c.regions[reg.id], e.memories[key] = reg, reg
+	}
+	return nil
+}
+
+// DeregisterRegion ends what uses raw memory, fences and unmaps. A cache in it must have been dropped.
+func (e *Engine) DeregisterRegion(ctx context.Context, id ClientID, regionID uint64) error {
+	const op = "deregister_region"
+	e.mu.Lock()
+	c, err := e.lookup(op, id)
+	if err != nil {
+		e.mu.Unlock()
+		return err
+	}
+	r := c.regions[regionID]
+	switch {
+	case r == nil:
+		err = fault.New(fault.NotFound, op, "no region %d", regionID)
+	case r.cache != nil:
+		err = fault.Invalid(op, "region", "cache %q lies in it; drop the cache first", r.cache.name)
+	}
+	e.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if err := e.endUses(ctx, r, op, fault.LeaseRevoked); err != nil {
+		return err
+	}
+	e.mu.Lock()
+	if c.regions[regionID] != r { // it was ended meanwhile, with its client or by another call
+		e.mu.Unlock()
+		return nil
+	}
+	delete(c.regions, regionID)
+	e.mu.Unlock()
+	return r.close(e)
 }
 
 // ownRegion finds a client's raw region; memory with a cache in it is reached by blocks alone.

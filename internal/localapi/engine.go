@@ -18,7 +18,7 @@ type Engine interface {
 	// ClientGone starts the fences and returns at once.
 	ClientGone(c xfer.ClientID)
 	// RegisterRegion takes m over; on an error the caller closes it.
-	RegisterRegion(c xfer.ClientID, r wire.RegisterRegion, m xfer.Mapping) (wire.RegionInfo, error)
+	RegisterRegion(ctx context.Context, c xfer.ClientID, r wire.RegisterRegion, m xfer.Mapping) (wire.RegionInfo, error)
 	DeregisterRegion(ctx context.Context, c xfer.ClientID, region uint64) error
 	RegisterCache(ctx context.Context, c xfer.ClientID, r wire.RegisterCache, vouched []wire.Vouch) (wire.CacheInfo, []uint32, error)
 	DropCache(ctx context.Context, c xfer.ClientID, cache uint64) error

@@ -162,7 +162,7 @@ func (e *fakeEngine) ClientGone(c xfer.ClientID) {
 	e.change.Broadcast()
 }
 
-func (e *fakeEngine) RegisterRegion(c xfer.ClientID, r wire.RegisterRegion, m xfer.Mapping) (wire.RegionInfo, error) {
+func (e *fakeEngine) RegisterRegion(_ context.Context, c xfer.ClientID, r wire.RegisterRegion, m xfer.Mapping) (wire.RegionInfo, error) {
 	defer e.queued(c)()
 	e.note(c, "region %s %d", r.Name, m.Memory().Len)
 	if r.Name == "refused" {

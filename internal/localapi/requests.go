@@ -332,7 +332,7 @@ func (c *client) registerRegion(r *request) (any, []byte, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	info, err := c.s.o.Engine.RegisterRegion(c.id, q, m)
+	info, err := c.s.o.Engine.RegisterRegion(c.ctx, c.id, q, m)
 	if err != nil {
 		_ = m.Close()
 		return nil, nil, err

@@ -67,7 +67,7 @@ func (c *Client) attach(name string, vouched []wire.Vouch) (served []uint32) {
 	c.w.mu.Lock()
 	c.w.attached = append(c.w.attached, c)
 	c.w.mu.Unlock()
-	region, err := e.RegisterRegion(c.ID, wire.RegisterRegion{Name: name, ID: fmt.Sprintf("%032x", c.mem.ino), Kind: "memfd", Size: c.geo.Bytes()}, c.mem)
+	region, err := e.RegisterRegion(context.Background(), c.ID, wire.RegisterRegion{Name: name, ID: fmt.Sprintf("%032x", c.mem.ino), Kind: "memfd", Size: c.geo.Bytes()}, c.mem)
 	if err != nil {
 		t.Fatal(err)
 	}

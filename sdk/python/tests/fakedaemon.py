@@ -299,6 +299,9 @@ class FakeDaemon:
             d.regions[number] = (fd, b["size"], os.fstat(fd).st_ino)
             peer.ok(got, {"region": number, "memory_kind": "host"})
         elif got.kind == DEREGISTER_REGION:
+            if b["region"] not in d.regions:
+                peer.error(got, 4, "NotFound")
+                return
             fd, _, _ = d.regions.pop(b["region"])
             os.close(fd)
             peer.ok(got)

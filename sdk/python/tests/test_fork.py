@@ -57,6 +57,7 @@ def test_every_handle_is_disabled(daemon: FakeDaemon, client: kvxfer.Client, cac
     adv, scatter, renewal = region.advertise(), region.writev([], to="t"), lease.renew(30)
     holder, granted = offer.next_holder(), cache.granted("ab" * 16, timeout=60)
     selectable = client.fileno()
+    adopted = client.register_region("adopted", bytearray(8), adopt="process")
 
     calls: list[Callable[[], object]] = [
         client.ping,
@@ -97,6 +98,12 @@ def test_every_handle_is_disabled(daemon: FakeDaemon, client: kvxfer.Client, cac
         client.daemon_exited,
         lambda: client.span("x"),
         lambda: client.allocate_cache("n", model="m", layout=cache.layout, num_blocks=1),
+        lambda: client.register_cache(
+            "n", model="m", layout=cache.layout, tensors=bytearray(8), num_blocks=1
+        ),
+        lambda: client.register_region("n", bytearray(8)),
+        lambda: adopted.memory,
+        adopted.deregister,
         lambda: cache.memory,
         lambda: cache.layer(0),
         lambda: cache.lease([2]),

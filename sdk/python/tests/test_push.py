@@ -106,14 +106,16 @@ def test_success_may_hold_the_memory_too(daemon: FakeDaemon, cache: kvxfer.Cache
     push.wait_released(20)
 
 
-def test_after_the_end_layers_are_ignored(daemon: FakeDaemon, cache: kvxfer.Cache) -> None:
+def test_after_the_end_layers_are_ignored(
+    daemon: FakeDaemon, client: kvxfer.Client, cache: kvxfer.Cache
+) -> None:
     push = cache.write([0], to="t", layerwise=True)
     daemon.peer.transfer_ended(daemon.next_id, error={"code": 25, "name": "PeerLost"})
     eventually(push.poll)
     push.layer(0)
     push.finish(b"x")
     push.cancel()
-    cache._client.ping()
+    client.ping()
     assert daemon.count(fd.PUSH_LAYER) == daemon.count(fd.PUSH_FINISH) == daemon.count(fd.PUSH_CANCEL) == 0
 
 
@@ -151,7 +153,9 @@ def test_a_late_answer_is_cancelled(daemon: FakeDaemon, cache: kvxfer.Cache) -> 
     assert daemon.wait_for(fd.PUSH_CANCEL)[0].body == {"transfer": daemon.next_id}
 
 
-def test_a_daemon_that_does_not_read_blocks_nobody(daemon: FakeDaemon, cache: kvxfer.Cache) -> None:
+def test_a_daemon_that_does_not_read_blocks_nobody(
+    daemon: FakeDaemon, client: kvxfer.Client, cache: kvxfer.Cache
+) -> None:
     push = cache.write(range(16), to="t", layerwise=True)
     daemon.running.clear()
     count = 20_000  # more than any socket buffer holds of 56-byte frames
@@ -159,11 +163,11 @@ def test_a_daemon_that_does_not_read_blocks_nobody(daemon: FakeDaemon, cache: kv
         push.layer(i % 4)
     assert cache._client._session.conn._queue
     with pytest.raises(kvxfer.DeadlineExceeded):
-        cache._client.ping(timeout=0.05)
+        client.ping(timeout=0.05)
     daemon.running.set()
     got = parts(daemon, count)
     assert [p[1] for p in got] == [i % 4 for i in range(count)]
-    cache._client.ping(timeout=20)
+    client.ping(timeout=20)
 
 
 def test_what_waits_for_the_daemon_is_bounded(

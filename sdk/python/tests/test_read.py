@@ -249,7 +249,9 @@ def test_what_a_holder_refuses(daemon: FakeDaemon, cache: kvxfer.Cache) -> None:
     assert pull.released and vouched(cache) == {4: 11} and not cache._client._session._asked
 
 
-def test_cancelling_at_every_stage_of_a_read_from_a_holder(daemon: FakeDaemon, cache: kvxfer.Cache) -> None:
+def test_cancelling_at_every_stage_of_a_read_from_a_holder(
+    daemon: FakeDaemon, client: kvxfer.Client, cache: kvxfer.Cache
+) -> None:
     opens: list[fd.Got] = []
     daemon.on[fd.OPEN] = lambda peer, got: opens.append(got)
     pull = cache.read([4], source=HOLDER, keys=KEYS[:1])
@@ -259,7 +261,7 @@ def test_cancelling_at_every_stage_of_a_read_from_a_holder(daemon: FakeDaemon, c
     assert e.value.released is True
     eventually(lambda: opens)
     daemon.peer.ok(opens[0], {"ticket": "t"})
-    cache._client.ping(timeout=20)
+    client.ping(timeout=20)
     assert daemon.count(fd.PULL) == 0
 
     daemon.on[fd.OPEN] = FakeDaemon.answer

@@ -204,6 +204,32 @@ def test_another_daemon_does_not_fence_for_a_stopped_one(spawn: Callable[..., Da
         os.rename(old.path + ".new", old.path)
 
 
+def test_memory_is_not_given_back_while_a_stopped_daemon_may_touch_it(
+    spawn: Callable[..., DaemonProcess],
+) -> None:
+    old = spawn("01" * 16)
+    with kvxfer.connect(old.path) as client:
+        region = client.allocate_region("r", 100)
+        adv = region.advertise()
+        old.signal(signal.SIGSTOP)
+        os.unlink(old.path)
+        client._session.conn._sock.shutdown(2)  # the connection breaks, the process does not
+        with pytest.raises(kvxfer.DaemonUnavailable):
+            adv.wait(20)
+        spawn("02" * 16)
+        client.reconnect(20)
+        for _ in range(2):
+            with pytest.raises(kvxfer.DeadlineExceeded, match="former daemon") as e:
+                region.deregister(timeout=0.5)
+            assert e.value.released is False and not adv.released
+        region.array[0] = 1  # it is there still
+        os.rename(old.path, old.path + ".new")  # kill() removes the socket of its path
+        old.kill()
+        adv.wait_released(20)
+        region.deregister(timeout=20)
+        os.rename(old.path + ".new", old.path)
+
+
 def test_a_daemon_that_has_just_died(
     daemon: FakeDaemon, client: kvxfer.Client, cache: kvxfer.Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -246,18 +246,30 @@ def test_reconnect_hands_regions_over(
     daemon: FakeDaemon, client: kvxfer.Client, region: kvxfer.Region
 ) -> None:
     region.array[:4] = [1, 2, 3, 4]
-    adv = region.advertise()
+    adv, scatter = region.advertise(), region.readv([(0, 0, 1)], source="t")
     daemon.peer.close()
     eventually(lambda: "lost" in repr(client))
     with pytest.raises(kvxfer.DaemonUnavailable) as e:
         adv.wait(20)
     assert e.value.released is False
+    assert not adv.released and not scatter.released
+    busy = [True]  # the end of the old connection was not seen yet
+
+    def register(peer: fd.Peer, got: fd.Got) -> None:
+        if busy.pop():
+            busy.append(False)
+            peer.error(got, 5, "AlreadyExists", field="id")
+        else:
+            FakeDaemon.answer(peer, got)
+
+    daemon.on[fd.REGISTER_REGION] = register
     assert client.reconnect(20) == {}
-    old, new = daemon.wait_for(fd.REGISTER_REGION, 2)
+    old, _, new = daemon.wait_for(fd.REGISTER_REGION, 3)
     assert old.body == new.body
     assert region.array[:4].tolist() == [1, 2, 3, 4]
-    # A raw region's name is its client's own: that the same daemon knows it again fences nothing.
-    assert not adv.released
+    # The same daemon knows memory again only when everything of its old session there is fenced.
+    adv.wait_released(20)
+    scatter.wait_released(20)
     region.writev([(0, 0, 1)], to="t")
 
 

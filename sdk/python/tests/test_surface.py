@@ -75,7 +75,7 @@ REST = [
 ]
 MEMBERS = {
     "Client": "allocate_cache allocate_region boot_id close completed daemon_exited epoch fileno lease lookup"
-    " node ping process_watched reconnect span status version",
+    " node ping process_watched reconnect register_cache register_region span status version",
     "Layout": "block_bytes layer_shape order piece_bytes plane_block_bytes planes tp_rank tp_size",
     "Cache": "block_states drop evict granted guarantee layer lease memory publish read write",
     "Lease": "exception fileno layer poll released renew revoke transfer_id visible_layers wait wait_layer"

@@ -27,11 +27,11 @@ from ._transfer import check_ticket, identity
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from ._client import Client
+    from ._places import Places
 
 
 class Cache(Registered):
-    """A cache of ``num_blocks`` blocks, from :meth:`Client.allocate_cache`.
+    """A cache of ``num_blocks`` blocks, from :meth:`Client.allocate_cache` or :meth:`Client.register_cache`.
 
     Attributes:
         name: unique on the node.
@@ -43,11 +43,9 @@ class Cache(Registered):
         instance: the engine whose rank this is, or "".
     """
 
-    _registering_fences = True
-
     def __init__(
         self,
-        client: Client,
+        client: Places,
         name: str,
         model: str,
         revision: str,
@@ -437,21 +435,16 @@ class Cache(Registered):
             DeadlineExceeded: not fenced in time (released=False); call it again.
             DaemonUnavailable: the daemon is lost (released=False); the cache stays, for reconnect.
         """
-        at = self._attached
-        if at is None:
-            self._client._check_fork()
-            return
-        self._give_back(
-            "drop",
-            timeout,
-            [(wire.DROP_CACHE, {"cache": at.cache}), (wire.DEREGISTER_REGION, {"region": at.region})],
-        )
+        self._give_back("drop", timeout)
 
     # What follows is called by the SDK.
 
     def _kind(self) -> dict[str, Any]:
         """What must agree on both sides."""
         return kind_of(self.model, self.revision, self.compat, self.layout)
+
+    def _end_requests(self, at: Attachment) -> list[tuple[int, dict[str, Any]]]:
+        return [(wire.DROP_CACHE, {"cache": at.cache}), *super()._end_requests(at)]
 
     def _vouches(self) -> bytes:
         # An array of one frame holds this many; blocks above are safe and only lost.

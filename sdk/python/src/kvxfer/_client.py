@@ -12,29 +12,27 @@ from typing import Any, Literal, overload
 
 from . import _trace
 from . import _wire as wire
-from ._arguments import check_duration, check_index, check_instance_key, check_name, check_timeout
+from ._arguments import check_duration, check_instance_key, check_timeout
 from ._blocks import BlockIds, pack
 from ._cache import Cache
 from ._connection import Connection
-from ._faults import Closed, DaemonUnavailable, DeadlineExceeded, InvalidArgument, NotSupported
+from ._faults import DaemonUnavailable, DeadlineExceeded, InvalidArgument, NotSupported
 from ._granted import AnyLease
 from ._keys import Keys, Lookup, pack_keys, read_lookup
 from ._layout import MAX_BLOCKS, MAX_LAYERS, Layout, check_kind, kind_of
 from ._lease import Lease
-from ._memory import Memory
 from ._offer import ReadLease
 from ._pending import GRACE, Completed, Pending
-from ._ranges import MAX_REGION
+from ._places import Places
 from ._reconnect import register_again, retry, served, tell_fenced
-from ._region import Region
-from ._registered import Registered, left
+from ._registered import left
 from ._session import Session
 from ._status import Status, read_status
 from ._terms import LeaseTerms
 from ._version import __version__
 
 
-class Client:
+class Client(Places):
     """A connection to the node's daemon, from :func:`connect`. Any number of threads may use it.
 
     Calls that ask the daemon block for its answer, which takes well below a millisecond where the daemon is
@@ -56,13 +54,10 @@ class Client:
         self.timeout = timeout
         self.tenant = tenant
         self.process = process
+        super().__init__()
         self._completed = Completed()
         self._spans = _trace.Spans()
-        self._lock = threading.Lock()  # of _places, _old and _closed
         self._one_at_a_time = threading.Lock()  # reconnect
-        self._places: list[Registered] = []  # caches and regions
-        self._old: list[Session] = []  # lost ones whose daemon may still touch memory
-        self._closed = False
         self._session = self._greet(time.monotonic() + timeout)
         self.tenant = self._session.tenant or tenant  # what reconnect will ask for
 
@@ -115,88 +110,6 @@ class Client:
         leases.
         """
         return self._session.process_watched
-
-    # Caches.
-
-    def allocate_cache(
-        self,
-        name: str,
-        *,
-        model: str,
-        layout: Layout,
-        num_blocks: int,
-        revision: str = "",
-        compat: str = "",
-        instance: str = "",
-        instance_key: bytes = b"",
-        timeout: float = 30.0,
-    ) -> Cache:
-        """Allocates memory for a cache and hands it to the daemon.
-
-        Args:
-            name: unique on the node, 1..64 of [A-Za-z0-9_.-].
-            model: 1..1024 bytes; model, revision and compat must agree on both sides of a transfer.
-            layout: where the bytes lie.
-            num_blocks: 1..16777216; all memory (``num_blocks * layout.block_bytes`` bytes) is allocated now.
-            revision: of the model, up to 1024 bytes.
-            compat: the caller's own compatibility string (quantisation, adapter, draft model), up to 1024
-                bytes.
-            instance: the engine whose rank ``layout.tp_rank`` this is; "": of none.
-            instance_key: with instance, a secret of the engine's processes, 16..64 bytes: whoever shows it
-                may lease the blocks of every rank.
-            timeout: seconds for the daemon's answers.
-
-        Raises:
-            InvalidArgument: names the field and what is allowed.
-            ResourceExhausted: not enough memory.
-            AlreadyExists: the node has a cache of that name.
-            MemoryRejected: the daemon does not accept the memory.
-        """
-        op = "allocate_cache"
-        session = self._use(op)
-        check_name(op, "name", name)
-        check_kind(op, model, revision, compat, layout)
-        num_blocks = layout._check_num_blocks(num_blocks)
-        if instance != "" or instance_key != b"":
-            instance_key = check_instance_key(op, instance, instance_key)
-        deadline = time.monotonic() + check_duration(op, timeout)
-        memory = Memory(name, num_blocks * layout.block_bytes)
-        cache = Cache(self, name, model, revision, compat, layout, num_blocks, memory, instance, instance_key)
-        self._attach(op, session, cache, deadline)
-        return cache
-
-    def allocate_region(self, name: str, size: int, *, timeout: float = 30.0) -> Region:
-        """Allocates a raw region: memory without blocks, which is moved by byte ranges.
-
-        Args:
-            name: unique among this client's caches and regions, 1..64 of [A-Za-z0-9_.-].
-            size: bytes, 1..2**62; all of them are allocated now.
-            timeout: seconds for the daemon's answer.
-
-        Raises:
-            InvalidArgument, ResourceExhausted, AlreadyExists, MemoryRejected: as for :meth:`allocate_cache`.
-        """
-        op = "allocate_region"
-        session = self._use(op)
-        check_name(op, "name", name)
-        size = check_index(op, "size", size, 1, MAX_REGION)
-        deadline = time.monotonic() + check_duration(op, timeout)
-        region = Region(self, name, Memory(name, size, op, "size"), size)
-        self._attach(op, session, region, deadline)
-        return region
-
-    def _attach(self, op: str, session: Session, place: Registered, deadline: float) -> None:
-        """Hands new memory over, which is given up where that fails."""
-        try:
-            attachment, _ = place._register(op, session, b"", deadline)
-            with self._lock:
-                if self._closed:
-                    raise Closed("the client was closed", op=op)
-                place._attached = attachment
-                self._places.append(place)
-        except BaseException:
-            place._mem.close()
-            raise
 
     # Instances and keys.
 
@@ -366,13 +279,14 @@ class Client:
         return exited
 
     def reconnect(self, timeout: float = 30.0) -> dict[str, memoryview]:
-        """Connects again after the daemon was lost, and hands all caches over again with what they still
-        hold.
+        """Connects again after the daemon was lost, and hands caches and regions over again with what they
+        still hold.
 
-        Memory, contents and names stay; old leases and pushes have ended. Blocks that a lease committed, and
-        that were neither evicted nor leased again since, are vouched for: the daemon serves those that it
-        knows as well. It tries until timeout seconds are over, so it may be called while the daemon restarts.
-        While the connection is alive it changes nothing.
+        Memory, contents and names stay; old leases and transfers have ended. Where it is the same daemon,
+        they are released too: it takes memory again only when everything of the lost connection there is
+        fenced. Blocks that a lease committed, and that were neither evicted nor leased again since, are
+        vouched for: the daemon serves those that it knows as well. It tries until timeout seconds are over,
+        so it may be called while the daemon restarts. While the connection is alive it changes nothing.
 
         Returns:
             For each cache's name the ids of the blocks that are served again, as a memoryview of 32-bit
@@ -435,10 +349,12 @@ class Client:
         nothing.
 
         Pending things end with Closed (released=False): use :meth:`Cache.drop` first to know that everything
-        is fenced. Views of caches' memory stay valid.
+        is fenced. Views of caches' memory stay valid. Adopted memory is given back and fenced first; what the
+        daemon has not fenced within 5 seconds stays allocated for as long as this process lives.
         """
         if self._session.conn.forked:
             return
+        self._give_adopted_back()
         with self._lock:
             if self._closed:
                 return
@@ -446,32 +362,19 @@ class Client:
             places, self._places = self._places, []
             sessions = [self._session, *self._old]
             self._old = []
+        exited = all(s.conn.daemon_exited(0) for s in sessions)  # before the connections are let go
         self._session.flush_spans()
         self._session.conn.flush(0.5)
         for s in sessions:
             s.conn.close()
         for s in sessions:
             s.conn.dispose(5.0)
-        for p in places:
-            p._attached = None
-            p._mem.close()
+        self._lose(places, exited)
 
     # What follows is called by the SDK.
 
     def _end_span(self, span: _trace.Span, error: BaseException | None) -> None:
         self._session.end_span(span, error)
-
-    def _check_fork(self) -> None:
-        self._session.conn.check_fork()
-
-    def _is_closed(self) -> bool:
-        return self._closed
-
-    def _forget(self, place: Registered) -> None:
-        """A cache or region was given back."""
-        with self._lock:
-            if place in self._places:
-                self._places.remove(place)
 
     def _greet(self, deadline: float) -> Session:
         body = {
@@ -496,15 +399,6 @@ class Client:
         except BaseException:
             _end(conn)
             raise
-
-    def _check_open(self, op: str) -> None:
-        if self._closed:
-            raise Closed("the client was closed", op=op)
-
-    def _use(self, op: str) -> Session:
-        self._check_fork()
-        self._check_open(op)
-        return self._session
 
     def _timeout(self, op: str, timeout: float | None) -> float:
         return self.timeout if timeout is None else check_duration(op, timeout)

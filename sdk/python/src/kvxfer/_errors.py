@@ -23,6 +23,12 @@ def again(error: KvxferError, *, op: str, released: bool | None = None) -> Kvxfe
     )
 
 
+def weaken(error: KvxferError, guarantee: str) -> None:
+    """Says of an error made here that it concerns memory of that guarantee, as the daemon's own errors do."""
+    error.guarantee = guarantee
+    error.args = (error._text(),)
+
+
 def error_of(body: dict[str, Any], released: bool | None = None) -> KvxferError:
     """The exception for an error object of the wire."""
     try:

@@ -60,11 +60,10 @@ class Grant(Held[T]):
         keep: object,
     ) -> None:
         deadline = None if ttl is None else time.monotonic() + ttl + GRACE
-        super().__init__(session, op, deadline, place, span)
+        super().__init__(session, op, deadline, place, span, keep)
         self.ticket = granted.ticket
         self.lease_id = granted.lease_id
         self.traceparent = "" if span is None else span.traceparent
-        self._keep = keep  # the memory and the client, while the permission lives
         self._number = granted.number
         self._transfer_id = ""
         self._lock = threading.Lock()  # of everything below

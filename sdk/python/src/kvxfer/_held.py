@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from ._errors import weaken
 from ._faults import Cancelled, DeadlineExceeded, KvxferError
 from ._pending import Pending
+from ._registered import Registered
 from ._session import Session
 from ._trace import Span
 
@@ -28,11 +30,19 @@ class Held(Pending[T]):
     _of_cache = True
 
     def __init__(
-        self, session: Session, op: str, deadline: float | None, place: str, span: Span | None
+        self,
+        session: Session,
+        op: str,
+        deadline: float | None,
+        place: str,
+        span: Span | None,
+        keep: object,
     ) -> None:
         super().__init__(session, op, deadline)
         self._session = session
         self._place = place  # the name of the cache or region
+        self._keep = keep  # the memory and the client, while this lives
+        self._guarantee = keep._guarantee if isinstance(keep, Registered) else "full"
         self._span = span
         self._released = False
         self._release = Fence(session, f"{op}.released", None)
@@ -90,6 +100,8 @@ class Held(Pending[T]):
         return super()._state() + (" released" if self._released else " held" if self._done else "")
 
     def _end(self, value: T | None, error: KvxferError | None) -> bool:
+        if error is not None and self._guarantee != "full":
+            weaken(error, self._guarantee)
         # The span ends before the outcome is told, so that a caller who then closes the client loses no span.
         span, self._span = self._span, None
         if span is not None and not self._done:

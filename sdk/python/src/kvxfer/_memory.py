@@ -71,6 +71,10 @@ class Memory:
         except BufferError:
             pass
 
+    def give_up(self) -> None:
+        """Gives it up before it is known to be fenced: nobody else gets these pages."""
+        self.close()
+
     def __del__(self) -> None:
         if getattr(self, "fd", -1) >= 0:
             os.close(self.fd)

@@ -55,11 +55,14 @@ class OfferResult:
         holders: transfers that went well.
         failed: transfers that did not.
         bytes: payload bytes of those that went well.
+        guarantee: "full", or "live-client-only" where what is promised of the memory ends with its client's
+            process.
     """
 
     holders: int
     failed: int
     bytes: int
+    guarantee: str = "full"
 
 
 class Offer(Grant[OfferResult]):
@@ -136,7 +139,12 @@ class Offer(Grant[OfferResult]):
             pending._finish(end)
 
     def _ended_well(self, body: dict[str, Any], notification: bytes) -> OfferResult:
-        return OfferResult(self._holders, self._failed, self._bytes or wire.get(body, "bytes", 0))
+        return OfferResult(
+            self._holders,
+            self._failed,
+            self._bytes or wire.get(body, "bytes", 0),
+            wire.get(body, "guarantee", "") or "full",
+        )
 
     def _end(self, value: OfferResult | None, error: KvxferError | None) -> bool:
         first = super()._end(value, error)

@@ -49,16 +49,15 @@ def _register_one(
 def tell_fenced(session: Session, places: list[Registered], old: list[Session]) -> None:
     """Ends what the new session's existence has fenced.
 
-    The same daemon gives a cache's name out again only when everything of its old session is fenced. Of
-    another one only its exit says so, which the old session's thread watches; where the exit cannot be seen,
-    the node's rule counts: it starts only when its predecessor is gone. A raw region's name is its client's
-    own, so the same daemon's answer says nothing of the old session's.
+    The same daemon registers memory again only when everything of its old session there is fenced. Of another
+    one only its exit says so, which the old session's thread watches; where the exit cannot be seen, the
+    node's rule counts: it starts only when its predecessor is gone.
     """
     for place in places:
         for s in old:
             same = s.epoch == session.epoch
             unseen = s.conn.daemon_exited(0) is None and s.node == session.node
-            if (same and place._registering_fences) or (not same and unseen):
+            if same or unseen:
                 s.fenced(place.name)
 
 

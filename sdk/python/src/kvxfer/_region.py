@@ -19,13 +19,13 @@ from ._transfer import check_ticket, identity
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from ._client import Client
+    from ._places import Places
 
 _MAX_USES = (1 << 32) - 1
 
 
 class Region(Registered):
-    """Memory of ``size`` bytes, from :meth:`Client.allocate_region`.
+    """Memory of ``size`` bytes, from :meth:`Client.allocate_region` or :meth:`Client.register_region`.
 
     Nothing of it is journalled or committed: that bytes which a peer read were not changed meanwhile is as
     true as the owner makes it.
@@ -35,7 +35,7 @@ class Region(Registered):
         size: bytes.
     """
 
-    def __init__(self, client: Client, name: str, memory: Memory, size: int) -> None:
+    def __init__(self, client: Places, name: str, memory: Memory, size: int) -> None:
         super().__init__(client, name, memory, size)
         self.size = size
 
@@ -174,11 +174,7 @@ class Region(Registered):
             DeadlineExceeded: not fenced in time (released=False); call it again.
             DaemonUnavailable: the daemon is lost (released=False); the region stays, for reconnect.
         """
-        if self._attached is None:
-            self._client._check_fork()
-            return
-        region = self._attached.region
-        self._give_back("deregister", timeout, [(wire.DEREGISTER_REGION, {"region": region})])
+        self._give_back("deregister", timeout)
 
     # What follows is called by the SDK.
 

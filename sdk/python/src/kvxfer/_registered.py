@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from ._memory import Memory
 from ._session import CacheHandle, Session
 
 if TYPE_CHECKING:
-    from ._client import Client
+    from ._places import Places
 
 
 @dataclass(frozen=True)
@@ -29,11 +28,7 @@ class Attachment:
 class Registered:
     """Base of Cache and Region."""
 
-    #: Whether the daemon answers the registration on a new connection only when everything of the old one on
-    #: this memory is fenced. It does so for caches, whose names are the node's.
-    _registering_fences = False
-
-    def __init__(self, client: Client, name: str, memory: Memory, nbytes: int) -> None:
+    def __init__(self, client: Places, name: str, memory: Memory, nbytes: int) -> None:
         self.name = name
         self._client = client
         self._mem = memory
@@ -103,16 +98,31 @@ class Registered:
         )
         return region
 
-    def _give_back(self, op: str, timeout: float, requests: Sequence[tuple[int, dict[str, Any]]]) -> None:
-        """Makes requests, each answered behind its fence, and gives the memory up."""
-        attached = self._use(op)
+    def _end_requests(self, at: Attachment) -> list[tuple[int, dict[str, Any]]]:
+        """Kinds and bodies of the requests that end it, each answered behind its fence."""
+        return [(wire.DEREGISTER_REGION, {"region": at.region})]
+
+    def _give_back(self, op: str, timeout: float) -> None:
+        """Ends it at the daemon and gives the memory up; nothing where that was done already."""
+        self._client._check_fork()
+        attached = self._attached
+        if attached is None:
+            return
         end = time.monotonic() + check_duration(op, timeout)
-        for kind, body in requests:
+        for kind, body in self._end_requests(attached):
             try:
                 attached.session.conn.request(op, kind, body, timeout=left(end), released=False)
             except NotFound:  # an earlier call got as far, without an answer in its time
                 pass
         attached.session.fenced(self.name)
+        for former in self._client._former(self.name):
+            if not former.conn.daemon_exited(left(end)):
+                raise DeadlineExceeded(
+                    "a former daemon of this node, stopped perhaps, may still touch the memory",
+                    op=op,
+                    region=self.name,
+                    released=False,
+                )
         self._attached = None
         self._client._forget(self)
         self._mem.close()

@@ -126,6 +126,10 @@ class Session:
 
         self.conn.call_at(when, due)
 
+    def holds(self, place: str) -> bool:
+        """Whether something on that cache or region is not released."""
+        return any(h._place == place for h in self._handles())
+
     def fenced(self, place: str) -> None:
         """Every handle on that cache or region is fenced: the daemon gave it back, or this session's daemon
         is gone."""

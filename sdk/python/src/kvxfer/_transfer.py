@@ -108,11 +108,10 @@ class Transfer(Held[TransferResult]):
         # Where the trace is the ticket's it becomes known with the daemon's answer.
         context = _trace.Context(_trace.new_trace_id(), _trace.new_span_id(), False)
         span = _trace.Span(self._span_name, context, "", {})
-        super().__init__(session, op, time.monotonic() + timeout + GRACE, place.name, span)
+        super().__init__(session, op, time.monotonic() + timeout + GRACE, place.name, span, place)
         self.transfer_id = ""
         self.trace_id = ""
         self.traceparent = ""
-        self._keep = place  # keeps the memory and the client while the transfer lives
         self._span_id = context.span_id
         self._number: int | None = None
         self._blocks = blocks
