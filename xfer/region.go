@@ -49,6 +49,12 @@ func (u *usage) setEnding() {
 	u.ending = true
 }
 
+func (u *usage) isEnding() bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.ending
+}
+
 func (u *usage) quarantine() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -101,6 +107,22 @@ func (e *Engine) ownRegion(op string, id ClientID, regionID uint64) (*region, er
 		return nil, fault.Invalid(op, "region", "cache %q lies in it, allowed is raw memory", r.cache.name)
 	}
 	return r, nil
+}
+
+// useRaw counts one in that reaches a region as raw memory. A cache may have been registered in it since it was looked up:
+// RegisterCache looks at the count where it sets the cache, this the other way round, so that one of the two is refused.
+func (e *Engine) useRaw(op string, r *region) error {
+	if err := r.use(op); err != nil {
+		return err
+	}
+	e.mu.Lock()
+	ca := r.cache
+	e.mu.Unlock()
+	if ca == nil {
+		return nil
+	}
+	r.unuse()
+	return fault.Invalid(op, "region", "cache %q lies in it, allowed is raw memory", ca.name)
 }
 
 // guarantee is what results say of memory whose promise is not the full one.

@@ -221,16 +221,21 @@ func (p *transfer) bound(ls *linkState, b *wire.Bound, blocks []uint32) {
 	defer p.mu.Unlock()
 	p.handle, p.key = b.Handle, rdma.Key(b.Key)
 	p.spans.bound(p)
+	// An answer that cannot be used ends the transfer first: once it is bound, the pieces that wait are posted, and there is
+	// no plan for them. The target, which has bound it, then gets its ABORT.
+	misbound := func(code fault.Code) {
+		p.run(protocol.TransferEvent{Kind: protocol.TransferCancel, Code: code}, protocol.TransferEvent{Kind: protocol.TransferBound})
+	}
 	if p.cache == nil {
 		if b.NumBlocks != 0 {
-			p.run(protocol.TransferEvent{Kind: protocol.TransferBound}, protocol.TransferEvent{Kind: protocol.TransferCancel, Code: fault.ProtocolViolation})
+			misbound(fault.ProtocolViolation)
 			return
 		}
 		p.run(protocol.TransferEvent{Kind: protocol.TransferBound})
 		return
 	}
 	if err := layout.Compare(p.cache.spec.Layout, b.Layout, layout.Identity{}, layout.Identity{}); err != nil || len(blocks) != len(p.blocks) || b.NumBlocks == 0 {
-		p.run(protocol.TransferEvent{Kind: protocol.TransferBound}, protocol.TransferEvent{Kind: protocol.TransferCancel, Code: fault.LayoutMismatch})
+		misbound(fault.LayoutMismatch)
 		return
 	}
 	plan := newBlockPlan(ls.out.caps, p.cache.geometry, layout.Geometry{Layout: b.Layout, NumBlocks: b.NumBlocks}, p.blocks, blocks)
