@@ -144,6 +144,8 @@ func (e *Engine) RegisterCache(ctx context.Context, id ClientID, r wire.Register
 		err = fault.New(fault.AlreadyExists, op, "a cache %q of this tenant is registered on this node", r.Name)
 	case reg.cache != nil:
 		err = fault.New(fault.AlreadyExists, op, "cache %q lies in this region", reg.cache.name)
+	case reg.isEnding():
+		err = fault.New(fault.NotFound, op, "region %q is being deregistered", reg.name)
 	case !reg.fenced():
 		err = fault.Invalid(op, "region", "%q is in use as raw memory: end its advertisements and transfers first", reg.name)
 	}

@@ -176,7 +176,7 @@ func (ls *linkState) frame(f wire.Frame) error {
 			return err
 		}
 		code := fault.Cancelled
-		if b.Error != nil && b.Error.Code.Known() {
+		if b.Error != nil && b.Error.Code.Known() && b.Error.Code != fault.Internal { // of a lease Internal says that its fence failed
 			code = b.Error.Code
 		}
 		if l := ls.bindee(b.Handle); l != nil {

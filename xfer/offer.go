@@ -101,7 +101,7 @@ func (e *Engine) Advertise(ctx context.Context, id ClientID, r wire.Advertise, s
 	deadline := e.millis(r.TTLMillis)
 	o := &offer{permit: permit{e: e, grantID: random16(), secret: random16(), region: reg, mode: r.Mode}, access: access, bounds: bounds,
 		m: protocol.NewOffer(access, r.Uses, deadline), holders: map[uint64]*holder{}}
-	if err := o.begin(op, id, func() error { return reg.use(op) }); err != nil {
+	if err := o.begin(op, id, func() error { return e.useRaw(op, reg) }); err != nil {
 		fail(span, err)
 		return wire.LeaseInfo{}, err
 	}

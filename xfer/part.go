@@ -38,6 +38,7 @@ type part struct {
 	claims     map[claimKey]*claim
 	waiting    int
 	over       bool
+	doomed     bool   // its end was asked for: what it commits all the same is evicted
 	generation uint64 // not 0: over, with its blocks COMMITTED under it
 }
 
@@ -145,6 +146,7 @@ func (pt *part) refuse(b *bindRequest, err *fault.Error) {
 func (pt *part) ended(ev wire.LeaseEvent, note []byte) {
 	pt.mu.Lock()
 	pt.over, pt.generation = true, ev.Generation
+	doomed := pt.doomed
 	waiting := make([]*claim, 0, pt.waiting)
 	for _, c := range pt.claims {
 		if !c.decided {
@@ -159,13 +161,18 @@ func (pt *part) ended(ev wire.LeaseEvent, note []byte) {
 		}
 		pt.decide(c, err)
 	}
+	if doomed && ev.Generation != 0 { // the commit was decided before its end was asked for, and nobody is left who must ask again
+		pt.evict()
+		ev.Generation = 0
+	}
 	pt.asker.ended(ev, note)
 }
 
-// takeBack ends the part, or evicts what it has committed.
+// takeBack ends the part, or evicts what it has committed or is about to commit.
 func (pt *part) takeBack(code fault.Code) {
 	pt.mu.Lock()
 	g, over := pt.g, pt.over
+	pt.doomed = true
 	pt.mu.Unlock()
 	if over {
 		pt.evict()
@@ -325,6 +332,9 @@ func (ls *linkState) addPart(pt *part) uint64 {
 	defer ls.mu.Unlock()
 	ls.handles++
 	ls.parts[ls.handles] = pt
+	if ls.down { // LinkDown came between the request and here and did not see this part
+		ls.e.wg.Go(func() { pt.takeBack(fault.PeerLost) })
+	}
 	return ls.handles
 }
 

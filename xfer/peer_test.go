@@ -36,20 +36,25 @@ func TestWrongAnswersEndThePush(t *testing.T) {
 		"no handle":             {change: func(b *wire.Bound) { b.Handle = 0 }, array: wire.AppendU32s(nil, []uint32{1, 2})},
 	} {
 		t.Run(name, func(t *testing.T) {
-			n := newFakeNode(t, nil)
-			w := newWorker(t, n.node, "c", small, 8)
-			l := n.source(8)
-			id := w.push(ticket(2), time.Hour, 1, 2)
-			b := ok(w)
-			if c.change != nil {
-				c.change(&b)
+			for _, layerwise := range []bool{true, false} {
+				n := newFakeNode(t, nil)
+				w := newWorker(t, n.node, "c", small, 8)
+				l := n.source(8)
+				info, err := n.engine.Push(w.id, wire.PushRequest{Cache: w.cache, Ticket: ticket(2), TimeoutMillis: 3_600_000, Layerwise: layerwise}, []uint32{1, 2})
+				require.NoError(t, err)
+				b := ok(w)
+				if c.change != nil {
+					c.change(&b)
+				}
+				l.receive(wire.KindOK, l.take(wire.KindBind).Request, b, c.array)
+				ev := w.transferEnd(info.Transfer)
+				require.NotNil(t, ev.Error)
+				assert.Contains(t, []string{"ProtocolViolation", "LayoutMismatch"}, ev.Error.Name)
+				assert.True(t, ev.Released)
+				n.until(func() bool { return n.engine.Stats().Transfers == 0 })
+				posts, _ := l.init.count()
+				assert.Zero(t, posts, "nothing is posted by an answer that cannot be used")
 			}
-			l.receive(wire.KindOK, l.take(wire.KindBind).Request, b, c.array)
-			ev := w.transferEnd(id)
-			require.NotNil(t, ev.Error)
-			assert.Contains(t, []string{"ProtocolViolation", "LayoutMismatch"}, ev.Error.Name)
-			assert.True(t, ev.Released)
-			n.until(func() bool { return n.engine.Stats().Transfers == 0 })
 		})
 	}
 }

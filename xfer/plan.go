@@ -4,6 +4,7 @@ import (
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/rdma"
 	"github.com/kvxfer/kvxfer/xfer/layout"
+	"github.com/kvxfer/kvxfer/xfer/protocol"
 )
 
 // plan says which bytes a transfer's pieces are. It is set before the first piece is posted and only read afterwards.
@@ -53,8 +54,9 @@ type rangePlan struct {
 }
 
 // newRangePlan cuts ranges into operations that every provider here takes. Neighbours on both sides are merged, long ranges split;
-// empty ones are left out.
-func newRangePlan(list []rdma.Range, providers []rdma.Provider) *rangePlan {
+// empty ones are left out. false: it makes more than protocol.MaxOfferOps. It stops there, since ranges may overlap and so name
+// any number of bytes.
+func newRangePlan(list []rdma.Range, providers []rdma.Provider) (*rangePlan, bool) {
 	maxRanges, maxBytes := opRanges, uint64(opBytes)
 	for _, p := range providers {
 		c := p.Caps()
@@ -83,12 +85,14 @@ func newRangePlan(list []rdma.Range, providers []rdma.Provider) *rangePlan {
 			sum += part.Len
 			p.total += part.Len
 			if sum == maxBytes || len(p.ranges)-first == maxRanges {
-				cut()
+				if cut(); p.pieces() > protocol.MaxOfferOps {
+					return nil, false
+				}
 			}
 		}
 	}
 	cut()
-	return p
+	return p, p.pieces() <= protocol.MaxOfferOps
 }
 
 func (p *rangePlan) pieces() uint32              { return uint32(len(p.sums)) }

@@ -135,6 +135,12 @@ func (u *usage) setEnding() {
 	u.ending = true
 }
 
+func (u *usage) isEnding() bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.ending
+}
+
 func (u *usage) quarantine() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -276,6 +282,8 @@ func (e *Engine) DeregisterRegion(ctx context.Context, id ClientID, regionID uin
 		err = fault.New(fault.NotFound, op, "no region %d", regionID)
 	case r.cache != nil:
 		err = fault.Invalid(op, "region", "cache %q lies in it; drop the cache first", r.cache.name)
+	default:
+		r.setEnding() // under the engine's lock: no cache is registered in it from here on
 	}
 	e.mu.Unlock()
 	if err != nil {
@@ -310,6 +318,22 @@ func (e *Engine) ownRegion(op string, id ClientID, regionID uint64) (*region, er
 		return nil, fault.Invalid(op, "region", "cache %q lies in it, allowed is raw memory", r.cache.name)
 	}
 	return r, nil
+}
+
+// useRaw counts one in that reaches a region as raw memory. A cache may have been registered in it since it was looked up:
+// RegisterCache looks at the count where it sets the cache, this the other way round, so that one of the two is refused.
+func (e *Engine) useRaw(op string, r *region) error {
+	if err := r.use(op); err != nil {
+		return err
+	}
+	e.mu.Lock()
+	ca := r.cache
+	e.mu.Unlock()
+	if ca == nil {
+		return nil
+	}
+	r.unuse()
+	return fault.Invalid(op, "region", "cache %q lies in it, allowed is raw memory", ca.name)
 }
 
 // guarantee is what results say of memory whose promise is not the full one.

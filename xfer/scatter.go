@@ -32,16 +32,16 @@ func (e *Engine) Scatter(id ClientID, r wire.ScatterRequest, ranges []wire.Scatt
 	if err := checkRanges(op, list, reg.mapping.Memory().Len); err != nil {
 		return wire.PushInfo{}, err
 	}
-	plan := newRangePlan(list, e.o.Providers)
-	if n := plan.pieces(); n > protocol.MaxOfferOps {
-		return wire.PushInfo{}, fault.Invalid(op, "ranges", "%d operations, allowed %d: make several transfers", n, protocol.MaxOfferOps)
+	plan, ok := newRangePlan(list, e.o.Providers)
+	if !ok {
+		return wire.PushInfo{}, fault.Invalid(op, "ranges", "they make more operations than the %d allowed: make several transfers", protocol.MaxOfferOps)
 	}
 	p := &transfer{kind: kindScatter, write: r.Mode == wire.ModeWrite, region: reg, ticket: t.Grants[0], plan: plan, note: r.Notification}
 	if r.Traceparent == "" {
 		r.Traceparent = t.Traceparent
 	}
 	return e.start(id, p, r.TimeoutMillis, r.TransferIdentity, r.Traceparent, r.SpanID,
-		func() error { return reg.use(op) },
+		func() error { return e.useRaw(op, reg) },
 		func() {
 			if n := plan.pieces(); n > 0 {
 				p.run(protocol.TransferEvent{Kind: protocol.TransferLayer, Count: n})

@@ -43,6 +43,10 @@ type wholePart struct {
 	handle uint64
 	doomed fault.Code // it is to end as soon as it is made
 	late   bool       // nobody waits for it any more: its answer is met with GRANT_REVOKE
+	// One GRANT_RENEW at a time waits for its answer, so that a client that renews in a loop and a peer that does not answer fill no
+	// table: renewal is its request, 0 is none. again, not 0, is the end that was wished for meanwhile.
+	renewal uint64
+	again   rdma.Instant
 }
 
 func newWhole(e *Engine, r *wire.LeaseRequest, ranks []Rank, blocks []uint32) *whole {
@@ -75,9 +79,11 @@ func (w *whole) revokeUnbound(code fault.Code) {
 // renew tells every part; those on other nodes are not waited for. A part that can be renewed no more has ended, which
 // ends the whole.
 func (w *whole) renew(deadline rdma.Instant) error {
-	ttl := max(1, ceilMillis(deadline-w.e.o.Clock.Now()))
 	w.mu.Lock()
-	failed, code := w.m.Failed() || w.m.Over(), w.m.Outcome()
+	if w.m.Failed() || w.m.Over() {
+		defer w.mu.Unlock()
+		return ended("renew", w.instance, w.m.Outcome())
+	}
 	var own []*part
 	for i := range w.parts {
 		p := &w.parts[i]
@@ -85,22 +91,39 @@ func (w *whole) renew(deadline rdma.Instant) error {
 		case p.own != nil:
 			own = append(own, p.own)
 		case p.ls != nil:
-			w.e.mu.Lock()
-			request := w.e.id()
-			w.e.mu.Unlock()
-			p.ls.ask(request, wire.KindGrantRenew, wire.GrantRenew{Handle: p.handle, TTLMillis: ttl}, nil, func(wire.Frame, error) {})
+			w.renewFar(p, deadline)
 		}
 	}
 	w.mu.Unlock()
-	if failed {
-		return ended("renew", w.instance, code)
-	}
 	for _, pt := range own {
 		if err := pt.g.renew(deadline); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// renewFar tells a part on another node its new end. The caller holds w.mu.
+func (w *whole) renewFar(p *wholePart, deadline rdma.Instant) {
+	if p.renewal != 0 {
+		p.again = deadline
+		return
+	}
+	w.e.mu.Lock()
+	request := w.e.id()
+	w.e.mu.Unlock()
+	p.renewal, p.again = request, 0
+	ttl := max(1, ceilMillis(deadline-w.e.o.Clock.Now()))
+	p.ls.ask(request, wire.KindGrantRenew, wire.GrantRenew{Handle: p.handle, TTLMillis: ttl}, nil, func(_ wire.Frame, err error) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if p.renewal != request { // nothing is said of the part any more
+			return
+		}
+		if p.renewal = 0; err == nil && p.again != 0 { // one that is refused has ended, as its GRANT_ENDED says
+			w.renewFar(p, p.again)
+		}
+	})
 }
 
 // bind is never reached with the whole's secret, which nobody was given.
@@ -213,8 +236,14 @@ func (w *whole) revokePart(p *wholePart, code fault.Code) {
 
 // drop takes a part on another node out of its link's table: nothing more is said of it.
 func (w *whole) drop(i int) {
-	if p := &w.parts[i]; p.ls != nil {
-		p.ls.dropWhole(p.handle)
+	p := &w.parts[i]
+	if p.ls == nil {
+		return
+	}
+	p.ls.dropWhole(p.handle)
+	if p.renewal != 0 {
+		p.ls.forgetAsk(p.renewal)
+		p.renewal = 0
 	}
 }
 
@@ -340,6 +369,9 @@ func (ls *linkState) onGrantLayers(f wire.Frame) error {
 func (ls *linkState) onGrantEnded(f wire.Frame) error {
 	var q wire.GrantEnded
 	if err := f.Decode(&q); err != nil {
+		return err
+	}
+	if err := q.Validate(); err != nil {
 		return err
 	}
 	if err := wire.CheckNotification("lease", f.Array); err != nil {

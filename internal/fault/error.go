@@ -152,17 +152,29 @@ func ToWire(err error) *Wire {
 		Detail: d, MayHaveWritten: e.MayHaveWritten, Retryable: e.Retryable(), Guarantee: e.Guarantee}
 }
 
+// MaxText bounds each text of an error that came over the wire, in bytes.
+const MaxText = 4 << 10
+
+// cut shortens a text to MaxText bytes and a mark.
+func cut(s string) string {
+	if len(s) <= MaxText {
+		return s
+	}
+	return strings.ToValidUTF8(s[:MaxText], "") + "..."
+}
+
 // FromWire rebuilds the Error; nil stays nil. A code that this version does not know becomes Internal and keeps
-// its name in the detail, so that a newer peer's errors stay readable.
+// its name in the detail, so that a newer peer's errors stay readable. Texts are cut to MaxText: what one connection says is
+// told on another, where a frame that grew too large would cost the whole connection.
 func FromWire(w *Wire) error {
 	if w == nil {
 		return nil
 	}
-	e := &Error{Code: w.Code, Op: w.Op, Peer: w.Peer, Region: w.Region, Field: w.Field, Detail: w.Detail,
-		MayHaveWritten: w.MayHaveWritten, Guarantee: w.Guarantee}
+	e := &Error{Code: w.Code, Op: cut(w.Op), Peer: cut(w.Peer), Region: cut(w.Region), Field: cut(w.Field), Detail: cut(w.Detail),
+		MayHaveWritten: w.MayHaveWritten, Guarantee: cut(w.Guarantee)}
 	if !w.Code.Known() {
 		e.Code = Internal
-		e.Detail = strings.TrimSuffix(w.Name+": "+w.Detail, ": ")
+		e.Detail = cut(strings.TrimSuffix(w.Name+": "+w.Detail, ": "))
 	}
 	e.NoRetry = !w.Retryable
 	return e

@@ -156,7 +156,7 @@ func NewFrame(kind Kind, request uint64, body any, array []byte) (Frame, error) 
 }
 
 // MaxErrorText bounds each text of an ERROR frame, in bytes.
-const MaxErrorText = 4 << 10
+const MaxErrorText = fault.MaxText
 
 // NewError makes the ERROR frame that answers a request, or with request 0 ends the connection. It cannot fail: texts,
 // which may quote the other side, are cut to MaxErrorText.

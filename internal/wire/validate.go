@@ -237,6 +237,17 @@ func (r *Granted) Validate() error {
 // Validate checks the fields.
 func (r *GrantRenew) Validate() error { return CheckMillis("renew", "ttl_ms", r.TTLMillis) }
 
+// Validate checks the fields: they are told to the client, in a frame that must not grow too large.
+func (r *GrantEnded) Validate() error {
+	const op = "grant"
+	if r.TransferID != "" {
+		if err := checkHex(op, "transfer_id", r.TransferID, 16); err != nil {
+			return err
+		}
+	}
+	return first(checkText(op, "peer", r.Peer, 0), checkText(op, "provider", r.Provider, 0))
+}
+
 // Validate checks the fields.
 func (r *Claim) Validate() error { return checkHex("claim", "transfer", r.Transfer, 16) }
 

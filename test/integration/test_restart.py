@@ -6,7 +6,6 @@ import functools
 import os
 import random
 import signal
-import socket
 from collections.abc import Iterable
 
 import kvxfer

@@ -2,7 +2,7 @@
 
 A *volley* starts some transfers at once, waits until the first bytes have arrived, and then everybody's
 memory is taken back: each in a *way* of its own, or all by one *event*. As soon as an owner is told that
-its memory is its own again it marks every byte; everything is compared until nothing of the volley is left anywhere.
+its memory is its own again it marks every byte; everything is compared until nothing of the volley is left.
 Each transfer counts as a round.
 """
 

@@ -87,7 +87,7 @@ func (n *Node) Raw(name string, size, seed uint64) *Raw {
 	n.w.mu.Lock()
 	n.w.attached = append(n.w.attached, r)
 	n.w.mu.Unlock()
-	info, err := n.Engine.RegisterRegion(r.ID, wire.RegisterRegion{Name: name, ID: fmt.Sprintf("%032x", r.mem.ino), Kind: "memfd", Size: size}, r.mem)
+	info, err := n.Engine.RegisterRegion(context.Background(), r.ID, wire.RegisterRegion{Name: name, ID: fmt.Sprintf("%032x", r.mem.ino), Kind: "memfd", Size: size}, r.mem)
 	if err != nil {
 		t.Fatal(err)
 	}
