@@ -2,8 +2,8 @@
 
 A *volley* starts some transfers at once, waits until the first bytes have arrived, and then everybody's
 memory is taken back: each in a *way* of its own, or all by one *event*. As soon as an owner is told that
-its memory is its own again it marks every byte; everything is compared until nothing of the volley is left.
-Each transfer counts as a round.
+its memory is its own again it marks every byte; everything is compared until nothing of the volley is left
+anywhere. Each transfer counts as a round.
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ EVENTS = {
     "kill own": "the target's client is killed",
 }
 """What ends or disturbs all transfers of a volley at once."""
+ENDING = ("lost", "kill", "silent", "crash")
+"""What ends a lease only when its transfer has bound it: else its owner waits for another to come."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -85,6 +87,10 @@ class Victim:
     def over(self) -> bool:
         """Whether the owner was told that its memory is its own."""
         return bool(self.mine.poll() and self.mine.released)
+
+    def begun(self) -> bool:
+        """Whether a byte has arrived, or none will."""
+        return self.area.begun(self.units) or self.over()
 
     def ended(self) -> bool:
         """Whether the source's side has ended too."""
@@ -147,14 +153,19 @@ class Stage:
             ways = STOPPED if event == "stop" else WAYS
         elif ways is None:
             ways = dict.fromkeys(["push"] if killed else WAYS, (event,))
-        if holding := self.lanes and event in ("", "stop", "lost") and rng.random() < 0.6:
+        if holding := self.lanes and event in ("", "stop") and rng.random() < 0.6:
             self.delayer.hold(rng.randrange(SIZE * self.taken_bytes))
         beside, beside_push, at = self.start_beside()
         still = event == "stop own" or (event in ("", "stop") and rng.random() < self.still)
         # By the time at which it stands all transfers should have begun, and none be over.
         short = [rng.uniform(0.003, 0.04) + (0.06 if still else 0) for _ in range(SIZE)]
         victims = [self.start(i, rng.choice(list(ways)), ways, short[i], killed) for i in range(SIZE)]
+        if killed is not None:
+            for push in range(SIZE):
+                killed.send("layers", push=push, layers=list(range(self.layout.layers)))
         self.send(name, victims, still, holding)
+        if event in ENDING:
+            until(f"{name}: all to begin", lambda: all(v.begun() for v in victims), pause=0)
         self.begin(event, killed)
         self.take_back(event, still, victims, mark)
         self.take_all(name, victims, mark)
@@ -225,7 +236,7 @@ class Stage:
         v = Victim(kind, way, self.blocks, units, lease)
         if killed is not None:
             killed.call(
-                "write", cache="killed", blocks=list(range(TAKEN)), ticket=lease.ticket, layerwise=False
+                "write", cache="killed", blocks=list(range(TAKEN)), ticket=lease.ticket, layerwise=True
             )
             return v
         blocks = choose(rng, TAKEN, TAKEN)
