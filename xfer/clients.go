@@ -85,6 +85,7 @@ func (e *Engine) ClientGone(id ClientID) {
 	}
 	e.mu.Unlock()
 	e.abandonWholes(c)
+	e.openerLost(&c.opens, fault.ClientGone)
 	e.wg.Go(func() {
 		for _, r := range regions {
 			e.abandon(r)

@@ -62,7 +62,7 @@ type Link interface {
 	Target() rdma.Target       // nil on the side that dialed
 	// Send queues a frame; order is kept and it never blocks. An error says that the link is down.
 	Send(f wire.Frame) error
-	// Close ends the link and its session; LinkDown follows once, from another goroutine.
+	// Close ends the link and its session; LinkDown follows once, from another goroutine, when no LinkFrame of it runs any more.
 	Close(reason error)
 }
 

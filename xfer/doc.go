@@ -13,7 +13,8 @@
 // rank's client, at each owner. A claim is a BIND that waits for the asker's word: one transfer owns all parts.
 //
 // Locks, in the order in which they may be taken: a grant's or transfer's own lock, then a whole's, then
-// a part's, then a cache's, then an out queue's or a link's, then the engine's. Nothing is called back under the engine's lock.
+// a part's, then a cache's, then an out queue's or a link's, then the engine's, then a region's count of uses. Nothing is called
+// back under the engine's lock.
 //
 // Invariants, each with the test that holds it:
 //   - blocks end COMMITTED with the source's bytes, or FREE behind a fence: TestPushOverTCP, TestEveryEndIsTyped
@@ -50,5 +51,10 @@
 //     TestScatterStaysInsideWhatIsAdvertised
 //   - a raw region that was taken back is never written again: TestRevokedAdvertisementIsNeverWrittenAgain
 //   - an advertisement never holds a drain up: TestDrainEndsAdvertisements
+//   - what a peer says is bounded before a client is told, and says nothing of fences: TestLongTextsOfPeersStayShort,
+//     TestAbortSaysNothingOfTheFence; what a client or peer repeats fills no table: TestRenewalsDoNotPileUp,
+//     TestScatterListsAreBoundedBeforeTheyArePlanned
+//   - a part that commits while it is taken back is evicted, whoever is left: TestPartThatCommitsWhileItIsTakenBack
+//   - memory with a cache in it is never raw or gone, whichever requests meet: TestCacheMeetsTheRegionsEnd
 //   - nodes agree on durations alone, their clocks may be hours apart: TestClocksHoursApart
 package xfer

@@ -245,6 +245,16 @@ func TestOpensHaveTheirOwnQuota(t *testing.T) {
 	require.Eventually(t, func() bool { return owner.blockStates().Held == 0 }, patience, time.Millisecond)
 	_, err = reader.open(h, "k0")
 	require.NoError(t, err)
+
+	// A client of the holder's own node that comes and goes holds nothing either.
+	net.cutBetween("a", "b")
+	require.Eventually(t, func() bool { return owner.blockStates().Held == 0 }, patience, time.Millisecond)
+	guest := newWorker(t, net.nodes["a"], "guest", small, 16)
+	_, err = guest.open(h, "k0")
+	require.NoError(t, err)
+	require.EqualValues(t, 1, owner.blockStates().Held)
+	guest.node.engine.ClientGone(guest.id)
+	require.Eventually(t, func() bool { return owner.blockStates().Held == 0 }, patience, time.Millisecond)
 }
 
 // TestKeysAfterARegistration: what is vouched for is found again, and what was leased is not.

@@ -94,7 +94,7 @@ func (e *Engine) LinkDown(l Link, reason error) {
 	}
 	ls.askerLost()
 	ls.ownersLost()
-	ls.openerLost()
+	e.openerLost(&ls.opens, fault.PeerLost)
 	for _, p := range transfers {
 		p.step(protocol.TransferEvent{Kind: protocol.TransferPeerLost})
 	}

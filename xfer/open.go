@@ -137,11 +137,12 @@ func (ls *linkState) onOpen(f wire.Frame) error {
 	return nil
 }
 
-// openerLost ends what the peer of a lost link opened and nobody reads: its next link counts anew.
-func (ls *linkState) openerLost() {
-	for _, g := range ls.e.allGrants() {
-		if g.terms().quota == &ls.opens {
-			g.revokeUnbound(fault.PeerLost)
+// openerLost ends what the peer of a lost link, or a client of this node that is gone, opened and nobody reads: who comes back
+// counts anew, and would otherwise hold as much again each time. quota is what counted it.
+func (e *Engine) openerLost(quota *int, code fault.Code) {
+	for _, g := range e.allGrants() {
+		if g.terms().quota == quota {
+			g.revokeUnbound(code)
 		}
 	}
 }
