@@ -142,6 +142,9 @@ func (p *Transfer) Step(out []TransferEffect, e TransferEvent) []TransferEffect 
 		return p.onBound(out, live)
 	case TransferTick:
 		if p.phase == TransferClosing && !p.reported && e.Now >= p.reportBy {
+			if p.awaiting && e.Now >= p.deadline { // no reason came in the transfer's own time
+				p.code = fault.DeadlineExceeded
+			}
 			p.awaiting = false
 			if p.outstanding == 0 {
 				return p.released(out)
@@ -276,8 +279,9 @@ func (p *Transfer) reason(out []TransferEffect, e TransferEvent) []TransferEffec
 		return out
 	}
 	p.awaiting = false
-	if e.Kind == TransferPeerEnded {
-		p.code = e.Code
+	p.code = e.Code
+	if e.Kind == TransferPeerLost {
+		p.code = fault.PeerLost
 	}
 	if p.phase == TransferClosing && p.outstanding == 0 {
 		return p.released(out)

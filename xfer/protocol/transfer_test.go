@@ -142,7 +142,7 @@ func TestWaitForTheReasonEndsByTheDeadline(t *testing.T) {
 	require.Len(t, out, 1)
 	assert.Equal(t, protocol.TransferEffect{Kind: protocol.TransferTickAt, At: 1000}, out[0])
 	out = steps(p, protocol.TransferEvent{Kind: protocol.TransferTick, Now: 1000})
-	assert.Equal(t, fault.StaleKey, out[len(out)-1].Code)
+	assert.Equal(t, fault.DeadlineExceeded, out[len(out)-1].Code)
 	assert.Equal(t, protocol.TransferEnded, p.Phase())
 }
 
@@ -157,4 +157,29 @@ func TestFinMayHaveBeenHeard(t *testing.T) {
 	out = steps(p, cancel)
 	assert.Equal(t, protocol.TransferResult, out[len(out)-1].Kind)
 	assert.True(t, out[len(out)-1].Wrote)
+}
+
+// TestVanishedWindowGetsItsReason: a stale key alone says nothing; what explains it decides the result.
+func TestVanishedWindowGetsItsReason(t *testing.T) {
+	for name, c := range map[string]struct {
+		then protocol.TransferEvent
+		want fault.Code
+	}{
+		"the target's word": {protocol.TransferEvent{Kind: protocol.TransferPeerEnded, Code: fault.LeaseRevoked, Now: 20}, fault.LeaseRevoked},
+		"the link is lost":  {protocol.TransferEvent{Kind: protocol.TransferPeerLost, Now: 20}, fault.PeerLost},
+		"its time is over":  {protocol.TransferEvent{Kind: protocol.TransferTick, Now: 100}, fault.DeadlineExceeded},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, kind := range []protocol.TransferKind{protocol.TransferWrite, protocol.TransferRead} {
+				p := protocol.NewTransfer(kind, 1, 1, 100)
+				steps(p, protocol.TransferEvent{Kind: protocol.TransferBound}, protocol.TransferEvent{Kind: protocol.TransferLayer, Count: 1},
+					protocol.TransferEvent{Kind: protocol.TransferCompletion, Count: 1, Code: fault.StaleKey, Now: 10})
+				out := p.Step(nil, c.then)
+				require.NotEmpty(t, out)
+				last := out[len(out)-1]
+				assert.Equal(t, protocol.TransferResult, last.Kind)
+				assert.Equal(t, c.want, last.Code)
+			}
+		})
+	}
 }
