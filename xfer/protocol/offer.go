@@ -21,6 +21,10 @@ func (p OfferPhase) Ended() bool { return p >= OfferEnded }
 // MaxOfferOps bounds the operations of one holder's write, which are counted by their tags.
 const MaxOfferOps = 1 << 20
 
+// maxOpsAhead is how far an operation may be ahead of those that have arrived: more than any provider has in flight. It bounds
+// what a holder makes the owner count with one operation.
+const maxOpsAhead = 1 << 16
+
 // OfferEventKind tells offer events apart. All but Renew, Revoke and Tick are about one holder.
 type OfferEventKind uint8
 
@@ -165,7 +169,7 @@ func (o *Offer) Step(out []OfferEffect, e OfferEvent) []OfferEffect {
 	}
 	switch e.Kind {
 	case OfferArrival:
-		if o.access != rdma.AccessWrite || e.Tag >= MaxOfferOps {
+		if o.access != rdma.AccessWrite || e.Tag >= MaxOfferOps || e.Tag >= h.count+maxOpsAhead {
 			return o.endHolder(out, e.Holder, h, fault.ProtocolViolation)
 		}
 		h.placed = h.placed.grown(e.Tag + 1)

@@ -127,6 +127,10 @@ func TestRawWriteCountsOperations(t *testing.T) {
 	r.bind(t, 3, 500)
 	out = r.step(protocol.OfferEvent{Kind: protocol.OfferArrival, Holder: 3, Tag: protocol.MaxOfferOps, Bytes: 1})
 	assert.Equal(t, fault.ProtocolViolation, out[0].Code)
+	r.bind(t, 4, 500)
+	require.Empty(t, r.step(protocol.OfferEvent{Kind: protocol.OfferArrival, Holder: 4, Tag: 1<<16 - 1, Bytes: 1}))
+	out = r.step(protocol.OfferEvent{Kind: protocol.OfferArrival, Holder: 4, Tag: 1<<16 + 1, Bytes: 1})
+	assert.Equal(t, fault.ProtocolViolation, out[0].Code, "further ahead than anything can be in flight")
 }
 
 func TestRenewMovesTheEnd(t *testing.T) {
