@@ -75,6 +75,8 @@ func rawTicket() string {
 
 // comeBack registers a worker's memory again, as the client of that tenant would on a new connection.
 func comeBack(ctx context.Context, w *worker, tenant string) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
 	id, err := w.node.engine.AddClient(xfer.ClientInfo{Tenant: tenant}, &worker{})
 	require.NoError(w.t, err)
 	r := wire.RegisterRegion{Name: "r", ID: fmt.Sprintf("%032x", w.mem.ino), Kind: "memfd", Size: 4096}
@@ -106,9 +108,7 @@ func TestComingBackWaitsForTheFence(t *testing.T) {
 	require.ErrorIs(t, comeBack(over, w, "default"), fault.ErrCancelled)
 	back := make(chan error, 1)
 	n.wg.Go(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		back <- comeBack(ctx, w, "default")
+		back <- comeBack(context.Background(), w, "default")
 	})
 	time.Sleep(time.Millisecond) // so that it mostly waits already
 	require.Empty(t, back)

@@ -17,6 +17,8 @@
 //   - only the first bind owns a lease: TestSecondBindIsRefused
 //   - no block becomes free or committed while its window may still be written: TestNothingEndsBeforeTheFence
 //   - a failed fence quarantines: TestFailedFenceQuarantines
+//   - a window that could not be opened is not fenced, whatever the time: TestWindowThatCannotOpenNeedsNoFence,
+//     TestOfferWindowThatCannotOpenNeedsNoFence
 //   - a renewal moves the end of a living lease only, and not past the transfer's own time: TestRenewMovesTheEnd
 //   - an offer gives out no more windows than uses, and ends when all are fenced: TestOfferCountsUses
 //   - a read counts only when the lease lived at its RELEASE: TestReleaseIsTheValidation

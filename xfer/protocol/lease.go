@@ -124,6 +124,9 @@ func (l *Lease) Step(out []LeaseEffect, e LeaseEvent) []LeaseEffect {
 	if e.Kind == LeaseFenced {
 		return l.fenced(out, e.OK)
 	}
+	if e.Kind == LeaseWindowFailed && l.phase == LeaseBound {
+		l.opened = false // whatever the lease ends with, also its time: there is nothing to fence
+	}
 	if l.phase == LeaseGranted || l.phase == LeaseBound {
 		// Time is looked at before anything else: a timer that has not fired yet is no permission.
 		if e.Now >= l.deadline {
@@ -152,7 +155,6 @@ func (l *Lease) Step(out []LeaseEffect, e LeaseEvent) []LeaseEffect {
 	}
 	switch e.Kind {
 	case LeaseWindowFailed:
-		l.opened = false
 		return l.end(out, e.Code)
 	case LeaseArrival:
 		return l.arrival(out, e)

@@ -128,4 +128,10 @@ func TestWindowThatCannotOpenNeedsNoFence(t *testing.T) {
 	kinds(l, bind(1, 200))
 	assert.Equal(t, []protocol.LeaseEffectKind{protocol.LeaseLogRevoke, protocol.LeaseFree},
 		kinds(l, protocol.LeaseEvent{Kind: protocol.LeaseWindowFailed, Code: fault.PeerLost}))
+
+	l = protocol.NewLease(1, 1, pieceBytes, 100)
+	kinds(l, bind(1, 200))
+	assert.Equal(t, []protocol.LeaseEffectKind{protocol.LeaseLogRevoke, protocol.LeaseFree},
+		kinds(l, protocol.LeaseEvent{Kind: protocol.LeaseWindowFailed, Code: fault.DeadlineExceeded, Now: 100}), "its time is over besides")
+	assert.Equal(t, fault.LeaseExpired, l.Outcome())
 }

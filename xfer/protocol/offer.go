@@ -133,11 +133,15 @@ func (o *Offer) Step(out []OfferEffect, e OfferEvent) []OfferEffect {
 	if e.Kind == OfferFenced {
 		return o.fenced(out, e)
 	}
+	h := o.holders[e.Holder]
+	if e.Kind == OfferWindowFailed && h != nil {
+		out = o.over(out, e.Holder, h, e.Code, false) // before its time is looked at: there is nothing to fence
+		h = nil
+	}
 	// Time is looked at before anything else: a timer that has not fired yet is no permission.
 	if o.phase == OfferOpen && e.Now >= o.deadline {
 		out = o.end(out, fault.LeaseExpired)
 	}
-	h := o.holders[e.Holder]
 	if h != nil && !h.fencing && e.Now >= h.deadline {
 		out = o.endHolder(out, e.Holder, h, fault.DeadlineExceeded)
 	}
@@ -156,11 +160,6 @@ func (o *Offer) Step(out []OfferEffect, e OfferEvent) []OfferEffect {
 			if !x.fencing && e.Now >= x.deadline {
 				out = o.endHolder(out, id, x, fault.DeadlineExceeded)
 			}
-		}
-		return out
-	case OfferWindowFailed:
-		if h != nil {
-			return o.over(out, e.Holder, h, e.Code, false)
 		}
 		return out
 	}

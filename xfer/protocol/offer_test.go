@@ -109,6 +109,23 @@ func TestOfferFailedFenceQuarantines(t *testing.T) {
 	assert.Equal(t, protocol.OfferQuarantined, r.o.Phase())
 }
 
+// TestOfferWindowThatCannotOpenNeedsNoFence: also where the holder's time, or the offer's, is over when that is known.
+func TestOfferWindowThatCannotOpenNeedsNoFence(t *testing.T) {
+	failed := protocol.OfferEvent{Kind: protocol.OfferWindowFailed, Holder: 1, Code: fault.DeadlineExceeded}
+	for now, want := range map[rdma.Instant][]protocol.OfferEffectKind{1: nil, 50: nil, 100: {protocol.OfferEnd}} {
+		r := &offerRun{o: protocol.NewOffer(rdma.AccessRead, 0, 100)}
+		r.bind(t, 1, 50)
+		r.now = now
+		assert.Equal(t, want, offerKinds(r.step(failed)), "at %d", now)
+		assert.Zero(t, r.o.Holders())
+		assert.Empty(t, r.step(failed))
+	}
+	r := &offerRun{o: protocol.NewOffer(rdma.AccessRead, 1, 100)}
+	r.bind(t, 1, 50)
+	r.now = 100
+	assert.Equal(t, []protocol.OfferEffectKind{protocol.OfferEnd}, offerKinds(r.step(failed)), "once, although its time is over too")
+}
+
 func TestRawWriteCountsOperations(t *testing.T) {
 	r := &offerRun{o: protocol.NewOffer(rdma.AccessWrite, 0, 100)}
 	r.bind(t, 1, 500)
