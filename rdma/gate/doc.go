@@ -9,6 +9,6 @@
 // (TestDeadlineIsComparedAtEveryEntry).
 //
 // The build tag kvxfer_nofence makes gates that never shut. It exists so that the tests of late writes can show that they
-// find them (xfer/simtest TestLateWritesAreFound, test/integration test_late_writes_are_found); such a daemon says at its
-// start that it must not be used.
+// find them (package xfer/simtest, and test_late_writes_are_found over real daemons); such a daemon says at its start that
+// it must not be used.
 package gate
