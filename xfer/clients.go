@@ -309,10 +309,7 @@ func (e *Engine) Evict(ctx context.Context, id ClientID, cacheID uint64, blocks 
 // ownUse refuses blocks that a transfer of the client itself holds. One that has given them back is waited for: its end is
 // told before the blocks are evicted, and who has heard of it is not refused.
 func (e *Engine) ownUse(ctx context.Context, op string, ca *cache, blocks []uint32) error {
-	named := make(map[uint32]bool, len(blocks))
-	for _, b := range blocks {
-		named[b] = true
-	}
+	named := newBlockSet(blocks)
 	var telling []*transfer
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -320,16 +317,14 @@ func (e *Engine) ownUse(ctx context.Context, op string, ca *cache, blocks []uint
 		if p.cache != ca {
 			continue
 		}
-		for _, b := range p.blocks {
-			if !named[b] {
-				continue
-			}
-			if !p.gaveBack {
-				return &fault.Error{Code: fault.BlocksBusy, Op: op, Region: ca.name, Field: "blocks",
-					Detail: fmt.Sprintf("block %d is held by transfer %s of this client: cancel it first", b, hex16(p.transferID))}
-			}
+		b, ok := named.first(p.blocks)
+		switch {
+		case !ok:
+		case !p.gaveBack:
+			return &fault.Error{Code: fault.BlocksBusy, Op: op, Region: ca.name, Field: "blocks",
+				Detail: fmt.Sprintf("block %d is held by transfer %s of this client: cancel it first", b, hex16(p.transferID))}
+		default:
 			telling = append(telling, p)
-			break
 		}
 	}
 	told := func() bool {

@@ -338,8 +338,8 @@ func (e *Engine) useRaw(op string, r *region) error {
 
 // guarantee is what results say of memory whose promise is not the full one.
 func (r *region) guarantee() string {
-	if r.mapping.Memory().Kind == rdma.MemoryProcess {
-		return wire.GuaranteeLiveClient
+	if g := guaranteeOf(r.mapping.Memory().Kind); g != wire.GuaranteeFull {
+		return g
 	}
 	return ""
 }

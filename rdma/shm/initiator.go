@@ -236,7 +236,7 @@ func (i *initiator) end(why fault.Code, cause error) {
 	}
 }
 
-func (i *initiator) fail(err error) { i.end(down(err), err) }
+func (i *initiator) fail(err error) { i.end(rdma.DownStatus(err), err) }
 
 // Close completes what is pending with Closed and returns when no goroutine or mapping of the session is left.
 func (i *initiator) Close() error {

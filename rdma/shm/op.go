@@ -1,8 +1,6 @@
 package shm
 
 import (
-	"fmt"
-	"math/bits"
 	"slices"
 	"sync"
 
@@ -70,15 +68,15 @@ func (o *op) frame(index uint32) []rdma.Range {
 
 // take makes an op of what the caller posts. The range list is copied without its empty ranges.
 func (i *initiator) take(in *rdma.Op) (*op, error) {
-	if in.Kind != rdma.OpWrite && in.Kind != rdma.OpRead {
-		return nil, fault.Invalid("post", "Kind", "%d, want write (1) or read (2)", in.Kind)
+	if err := in.CheckKind(); err != nil {
+		return nil, err
 	}
 	r, err := i.p.ours("post", in.Local)
 	if err != nil {
 		return nil, err
 	}
-	if n := len(in.Ranges); n > i.p.opt.MaxRanges {
-		return nil, fault.Invalid("post", "Ranges", "%d ranges, want at most %d", n, i.p.opt.MaxRanges)
+	if err := in.CheckCount(i.p.opt.MaxRanges); err != nil {
+		return nil, err
 	}
 	if i.byID[in.ID] != nil {
 		return nil, fault.Invalid("post", "ID", "%d is pending; want an ID that is not", in.ID)
@@ -88,22 +86,7 @@ func (i *initiator) take(in *rdma.Op) (*op, error) {
 	if o.kind == rdma.OpWrite {
 		o.tag = in.Tag
 	}
-	for k, x := range in.Ranges {
-		if x.Len == 0 {
-			continue
-		}
-		var carry uint64
-		o.total, carry = bits.Add64(o.total, x.Len, 0)
-		switch {
-		case x.Local > r.mem.Len || x.Len > r.mem.Len-x.Local:
-			err = &fault.Error{Code: fault.OutOfBounds, Op: "post", Region: r.mem.Name, Field: "Ranges",
-				Detail: fmt.Sprintf("range %d, local [%d, +%d), leaves the region of %d bytes", k, x.Local, x.Len, r.mem.Len)}
-		case carry != 0 || o.total > i.p.opt.MaxOpBytes:
-			err = fault.Invalid("post", "Ranges", "the operation has more than %d bytes", i.p.opt.MaxOpBytes)
-		default:
-			o.ranges = append(o.ranges, x)
-			continue
-		}
+	if o.ranges, o.total, err = in.Compact(o.ranges, &r.mem, i.p.opt.MaxOpBytes); err != nil {
 		ops.Put(o)
 		return nil, err
 	}

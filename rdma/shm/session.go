@@ -274,14 +274,6 @@ func (s *session) shut(why fault.Code) bool {
 	return true
 }
 
-// down is what a failure of the socket means.
-func down(err error) fault.Code {
-	if fault.CodeOf(err) == fault.ProtocolViolation {
-		return fault.ProtocolViolation
-	}
-	return fault.PeerLost
-}
-
 // dispose gives memory back after the last user. wg has been waited for.
 func (s *session) dispose() {
 	s.mu.Lock()

@@ -139,11 +139,8 @@ func (t *target) begin(conn *net.UnixConn, pages [2]*page, err error) error {
 
 // Grant opens a window.
 func (t *target) Grant(w rdma.Window) (rdma.Key, error) {
-	if w.Access != rdma.AccessWrite && w.Access != rdma.AccessRead {
-		return 0, fault.Invalid("grant", "Access", "%d, want write (1) or read (2)", w.Access)
-	}
-	if w.Bounds == nil {
-		return 0, fault.Invalid("grant", "Bounds", "nil, want the window's bounds")
+	if err := w.Check(); err != nil {
+		return 0, err
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -263,7 +260,7 @@ func (t *target) end(why fault.Code, cause error) {
 	}
 }
 
-func (t *target) fail(err error) { t.end(down(err), err) }
+func (t *target) fail(err error) { t.end(rdma.DownStatus(err), err) }
 
 // Close fences all windows and returns when no goroutine or mapping of the session is left.
 func (t *target) Close() error {

@@ -55,7 +55,7 @@ func (i *initiator) post(x *rdma.Op) (bool, error) {
 	if i.ended != 0 {
 		return false, fault.New(i.ended, "post", "the session has ended")
 	}
-	local, bytes, err := i.check(x)
+	local, ranges, bytes, err := i.check(x)
 	if err != nil {
 		return false, err
 	}
@@ -64,8 +64,7 @@ func (i *initiator) post(x *rdma.Op) (bool, error) {
 		return false, nil
 	}
 	i.posted++
-	o := &op{i: i, kind: x.Kind, id: x.ID, number: i.posted, local: local, key: x.Remote, tag: x.Tag, bytes: bytes,
-		ranges: slices.DeleteFunc(slices.Clone(x.Ranges), func(r rdma.Range) bool { return r.Len == 0 })}
+	o := &op{i: i, kind: x.Kind, id: x.ID, number: i.posted, local: local, key: x.Remote, tag: x.Tag, bytes: bytes, ranges: ranges}
 	o.Init(i.n.clock, 0)
 	o.chunks = chunks(o.ranges, i.n.f.opt.Chunk)
 	o.got, o.left = make([]bool, len(o.chunks)), len(o.chunks)
@@ -79,36 +78,29 @@ func (i *initiator) post(x *rdma.Op) (bool, error) {
 	return true, nil
 }
 
-func (i *initiator) check(x *rdma.Op) (*region, uint64, error) {
+func (i *initiator) check(x *rdma.Op) (r *region, ranges []rdma.Range, sum uint64, err error) {
 	caps := &i.n.f.caps
-	switch {
-	case x.Kind != rdma.OpWrite && x.Kind != rdma.OpRead:
-		return nil, 0, fault.Invalid("post", "Kind", "%d, want WRITE (%d) or READ (%d)", x.Kind, rdma.OpWrite, rdma.OpRead)
-	case len(x.Ranges) > caps.MaxRanges:
-		return nil, 0, fault.Invalid("post", "Ranges", "%d ranges, want 0 to %d", len(x.Ranges), caps.MaxRanges)
-	case i.pending[x.ID] != nil:
-		return nil, 0, fault.Invalid("post", "ID", "%d is that of a pending operation", x.ID)
+	if err := x.CheckKind(); err != nil {
+		return nil, nil, 0, err
 	}
-	r, err := i.n.ours("post", x.Local)
-	if err != nil {
-		return nil, 0, err
+	if err := x.CheckCount(caps.MaxRanges); err != nil {
+		return nil, nil, 0, err
 	}
-	size, sum := r.mem.Len, uint64(0)
-	for _, p := range x.Ranges {
-		if p.Len == 0 {
-			continue
-		}
-		if p.Local > size || p.Len > size-p.Local {
-			return nil, 0, fault.New(fault.OutOfBounds, "post", "local range [%d, +%d) leaves the region of %d bytes", p.Local, p.Len, size)
-		}
-		if sum += p.Len; sum > caps.MaxOpBytes {
-			return nil, 0, fault.Invalid("post", "Ranges", "more than %d bytes", caps.MaxOpBytes)
-		}
+	if i.pending[x.ID] != nil {
+		return nil, nil, 0, fault.Invalid("post", "ID", "%d is that of a pending operation", x.ID)
+	}
+	if r, err = i.n.ours("post", x.Local); err != nil {
+		return nil, nil, 0, err
+	}
+	if ranges, sum, err = x.Compact(nil, &r.mem, caps.MaxOpBytes); err != nil {
+		return nil, nil, 0, err
+	}
+	for _, p := range ranges {
 		if p.Remote+p.Len < p.Remote {
-			return nil, 0, fault.New(fault.OutOfBounds, "post", "remote range [%d, +%d) wraps", p.Remote, p.Len)
+			return nil, nil, 0, fault.New(fault.OutOfBounds, "post", "remote range [%d, +%d) wraps", p.Remote, p.Len)
 		}
 	}
-	return r, sum, nil
+	return r, ranges, sum, nil
 }
 
 // send lets one chunk leave: the bytes of a WRITE as they are now, or the request of a READ.

@@ -42,15 +42,14 @@ func (t *target) Grant(g rdma.Window) (rdma.Key, error) {
 	t.n.f.mu.Lock()
 	defer t.n.f.mu.Unlock()
 	r, err := t.n.ours("grant", g.Region)
-	switch {
-	case err != nil:
+	if err == nil {
+		err = g.Check()
+	}
+	if err == nil && t.ended != 0 {
+		err = fault.New(t.ended, "grant", "the session has ended")
+	}
+	if err != nil {
 		return 0, err
-	case g.Access != rdma.AccessWrite && g.Access != rdma.AccessRead:
-		return 0, fault.Invalid("grant", "Access", "%d, want write (%d) or read (%d)", g.Access, rdma.AccessWrite, rdma.AccessRead)
-	case g.Bounds == nil:
-		return 0, fault.Invalid("grant", "Bounds", "nil")
-	case t.ended != 0:
-		return 0, fault.New(t.ended, "grant", "the session has ended")
 	}
 	t.keys++
 	w := &window{key: t.keys, region: r, access: g.Access, bounds: g.Bounds, seen: map[*op]*receipt{}}

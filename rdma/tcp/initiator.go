@@ -1,7 +1,6 @@
 package tcp
 
 import (
-	"fmt"
 	"sync"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
@@ -198,11 +197,7 @@ func (i *initiator) end(why fault.Code, cause error) {
 
 // fail ends the session because a lane did.
 func (i *initiator) fail(err error) {
-	why := fault.PeerLost
-	if fault.CodeOf(err) == fault.ProtocolViolation {
-		why = fault.ProtocolViolation
-	}
-	i.end(why, err)
+	i.end(rdma.DownStatus(err), err)
 }
 
 // Close completes what is pending with Closed and returns when no goroutine of the session is left.
@@ -215,8 +210,4 @@ func (i *initiator) Close() error {
 	}
 	i.p.mu.Unlock()
 	return nil
-}
-
-func rangeDetail(k int, x rdma.Range, size uint64) string {
-	return fmt.Sprintf("range %d, local [%d, +%d), leaves the region of %d bytes", k, x.Local, x.Len, size)
 }

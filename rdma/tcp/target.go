@@ -76,11 +76,8 @@ func (t *target) begin(l *targetLane, err error) {
 
 // Grant opens a window.
 func (t *target) Grant(w rdma.Window) (rdma.Key, error) {
-	if w.Access != rdma.AccessWrite && w.Access != rdma.AccessRead {
-		return 0, fault.Invalid("grant", "Access", "%d, want write (1) or read (2)", w.Access)
-	}
-	if w.Bounds == nil {
-		return 0, fault.Invalid("grant", "Bounds", "nil, want the window's bounds")
+	if err := w.Check(); err != nil {
+		return 0, err
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -173,11 +170,7 @@ func (t *target) end(why fault.Code, cause error) {
 
 // fail ends the session because a lane did.
 func (t *target) fail(err error) {
-	why := fault.PeerLost
-	if fault.CodeOf(err) == fault.ProtocolViolation {
-		why = fault.ProtocolViolation
-	}
-	t.end(why, err)
+	t.end(rdma.DownStatus(err), err)
 }
 
 // Close fences all windows and returns when no goroutine of the session is left.
