@@ -8,34 +8,54 @@ import (
 	"github.com/kvxfer/kvxfer/cmd/kvxfer/internal/tracecmd"
 )
 
-const usage = `kvxfer moves the KV cache of large language models between nodes.
+// action runs one command with the arguments behind its name and returns the exit code.
+type action struct {
+	name    string
+	args    string
+	meaning string
+	run     func(args []string, stdout, stderr io.Writer) int
+}
 
-Usage:
-  kvxfer serve [flags]     run this host's daemon
-  kvxfer trace list|show   look at traces in trace files
-  kvxfer version [--json]  say which build this is
+// actions is the table that the usage is made from, in this order.
+var actions = []action{
+	{"serve", "[flags]", "run this host's daemon", serve},
+	{"trace", "list|show", "look at traces in trace files", tracecmd.Run},
+	{"version", "[--json]", "say which build this is", printVersion},
+}
 
-Each command explains itself with --help. Exit codes: 0 done, 1 failed, 2 wrong usage.
-`
+const (
+	usageHead = "kvxfer moves the KV cache of large language models between nodes.\n\nUsage:\n"
+	usageTail = "\nEach command explains itself with --help. Exit codes: 0 done, 1 failed, 2 wrong usage.\n"
+)
+
+func usage(w io.Writer) {
+	fmt.Fprint(w, usageHead)
+	for _, a := range actions {
+		fmt.Fprintf(w, "  kvxfer %-26s %s\n", a.name+" "+a.args, a.meaning)
+	}
+	fmt.Fprint(w, usageTail)
+}
 
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
 
 func run(args []string, stdout, stderr io.Writer) int {
 	if len(args) == 0 {
-		fmt.Fprint(stderr, usage)
+		usage(stderr)
 		return 2
 	}
 	switch args[0] {
-	case "serve":
-		return serve(args[1:], stdout, stderr)
-	case "trace":
-		return tracecmd.Run(args[1:], stdout, stderr)
-	case "version", "--version":
+	case "--version":
 		return printVersion(args[1:], stdout, stderr)
 	case "help", "--help", "-h":
-		fmt.Fprint(stdout, usage)
+		usage(stdout)
 		return 0
 	}
-	fmt.Fprintf(stderr, "kvxfer: no command %q\n\n%s", args[0], usage)
+	for _, a := range actions {
+		if a.name == args[0] {
+			return a.run(args[1:], stdout, stderr)
+		}
+	}
+	fmt.Fprintf(stderr, "kvxfer: no command %q\n\n", args[0])
+	usage(stderr)
 	return 2
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvxfer/kvxfer/internal/socketpath"
 	"github.com/kvxfer/kvxfer/internal/wire"
 	"github.com/kvxfer/kvxfer/registry"
 )
@@ -361,11 +362,5 @@ func stateDir(l *loader) (string, error) {
 
 // socket is where the SDKs look, too.
 func socket(l *loader) (string, error) {
-	if l.host.uid == 0 {
-		return "/run/kvxfer/kvxfer.sock", nil
-	}
-	if dir := l.env["XDG_RUNTIME_DIR"]; filepath.IsAbs(dir) {
-		return filepath.Join(dir, "kvxfer/kvxfer.sock"), nil
-	}
-	return fmt.Sprintf("/tmp/kvxfer-%d/kvxfer.sock", l.host.uid), nil
+	return socketpath.Default(l.host.uid, l.env["XDG_RUNTIME_DIR"]), nil
 }
