@@ -8,6 +8,8 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,30 +29,55 @@ def serve_lines(page: str) -> list[str]:
     return [line for block in blocks(page, "sh") for line in block.splitlines() if "serve" in line]
 
 
+@contextmanager
+def serving(run_dir: Path, *args: str, words: Sequence[str] = (str(PLAIN_BINARY), "serve")) -> Iterator[None]:
+    """A daemon on ports of the kernel's choice: the ones that it has by default may be in use here."""
+    env = {**os.environ, "KVXFER_LISTEN": "127.0.0.1:0", "KVXFER_HTTP": "127.0.0.1:0"}
+    env.setdefault("KVXFER_STATE_DIR", f"{run_dir}/kvx/state")
+    with (run_dir / "log.txt").open("wb") as log:
+        daemon = subprocess.Popen(
+            [*words, *args], cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+    try:
+        until("the daemon", (run_dir / "kvx" / "state" / "node.json").exists)
+        yield
+    finally:
+        daemon.terminate()
+        code = daemon.wait(PATIENCE)
+    assert code == 0, (run_dir / "log.txt").read_text()
+
+
+def run_python(run_dir: Path, program: str) -> str:
+    """What a program prints; it must end well and warn of nothing."""
+    (run_dir / "first.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "first.py"],
+        cwd=run_dir, env={**os.environ, "PYTHONPATH": str(ROOT / "sdk" / "python" / "src")},
+        capture_output=True, text=True, timeout=PATIENCE,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
 def test_first_program(run_dir: Path) -> None:
     page = (ROOT / "README.md").read_text().replace("/tmp/kvx/", f"{run_dir}/kvx/")
     serve = serve_lines(page)[0]
     (program,) = blocks(page, "python")
     words = shlex.split(serve)
     assert ROOT / words[0] == PLAIN_BINARY
-    # The ports that it has by default may be in use here.
-    env = {**os.environ, "KVXFER_LISTEN": "127.0.0.1:0", "KVXFER_HTTP": "127.0.0.1:0"}
-    with (run_dir / "log.txt").open("wb") as log:
-        daemon = subprocess.Popen(words, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-    try:
-        until("the daemon", (run_dir / "kvx" / "state" / "node.json").exists)
-        (run_dir / "first.py").write_text(program)
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "first.py"],
-            cwd=run_dir, env={**os.environ, "PYTHONPATH": str(ROOT / "sdk" / "python" / "src")},
-            capture_output=True, text=True, timeout=PATIENCE,
-        )  # fmt: skip
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout == "196608 bytes over shm; notification b'first token'\n"
-    finally:
-        daemon.terminate()
-        code = daemon.wait(PATIENCE)
-    assert code == 0, (run_dir / "log.txt").read_text()
+    with serving(run_dir, words=words):
+        assert run_python(run_dir, program) == "196608 bytes over shm; notification b'first token'\n"
+
+
+def test_python_quick_start(run_dir: Path) -> None:
+    """The code blocks of the page, one after the other, as one program."""
+    page = (ROOT / "docs" / "quickstart" / "python.md").read_text()
+    socket = run_dir / "kvxfer.sock"
+    with serving(run_dir, "--socket", str(socket), "--http", "off"):
+        program = "\n".join(blocks(page, "python")).replace("/tmp/kvx/kvxfer.sock", str(socket))
+        assert run_python(run_dir, program) == (
+            "196608 bytes over shm\nrefused: LeaseRevoked, retryable: True\n"
+        )
 
 
 def test_fleet(run_dir: Path) -> None:
