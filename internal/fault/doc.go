@@ -11,6 +11,7 @@
 // Invariants, each with the test that holds it:
 //   - the generated files say what the table says: TestGeneratedFilesAreCurrent
 //   - codes and names are unique and every group exists: TestTableIsSound
+//   - each has a page that says causes and what to do: TestEveryErrorHasAPage
 //   - an Error survives the wire with every field: TestErrorSurvivesTheWire
 //   - errors.Is matches by code through wrapping: TestIsMatchesByCode
 package fault

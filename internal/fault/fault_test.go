@@ -30,7 +30,9 @@ func TestTableIsSound(t *testing.T) {
 func TestGeneratedFilesAreCurrent(t *testing.T) {
 	raw, err := os.ReadFile("table.json")
 	require.NoError(t, err)
-	files, err := render.All(raw)
+	advice, err := os.ReadFile("advice.json")
+	require.NoError(t, err)
+	files, err := render.All(raw, advice)
 	require.NoError(t, err)
 	for name, text := range files {
 		if filepath.Ext(name) == ".go" {
@@ -41,6 +43,18 @@ func TestGeneratedFilesAreCurrent(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, string(text), string(have), "%s is stale: run go generate ./internal/fault", name)
 	}
+}
+
+func TestEveryErrorHasAPage(t *testing.T) {
+	raw, err := os.ReadFile("table.json")
+	require.NoError(t, err)
+	table, err := render.Parse(raw)
+	require.NoError(t, err)
+	_, err = render.ParseAdvice([]byte(`{"Internal": {"written": "w", "causes": ["c"], "do": ["d"]}}`), table)
+	assert.ErrorContains(t, err, "InvalidArgument lacks")
+	pages, err := filepath.Glob("../../docs/errors/*.md")
+	require.NoError(t, err)
+	assert.Len(t, pages, len(table.Faults), "a page for each row, and none for what is no row")
 }
 
 func TestIsMatchesByCode(t *testing.T) {

@@ -1,4 +1,4 @@
-// Command gen writes what is generated from the error table: Go constants, Python exceptions and docs/errors.md.
+// Command gen writes what is generated from the error table: Go constants, Python exceptions, docs/errors.md and a page for each error.
 // Run it through `go generate ./internal/fault`.
 package main
 
@@ -23,7 +23,11 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	files, err := render.All(raw)
+	advice, err := os.ReadFile(filepath.Join(root, "internal/fault/advice.json"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	files, err := render.All(raw, advice)
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -67,17 +67,25 @@ func Parse(raw []byte) (*Table, error) {
 	return &t, nil
 }
 
-// All returns every generated file by its path from the repository's root.
-func All(raw []byte) (map[string][]byte, error) {
+// All returns every generated file by its path from the repository's root, made from table.json and advice.json.
+func All(raw, rawAdvice []byte) (map[string][]byte, error) {
 	t, err := Parse(raw)
 	if err != nil {
 		return nil, err
 	}
-	return map[string][]byte{
+	advice, err := ParseAdvice(rawAdvice, t)
+	if err != nil {
+		return nil, err
+	}
+	files := map[string][]byte{
 		"internal/fault/codes_gen.go":      goCodes(t),
 		"sdk/python/src/kvxfer/_faults.py": pyFaults(t),
 		"docs/errors.md":                   docErrors(t),
-	}, nil
+	}
+	for i := range t.Faults {
+		files[page(t.Faults[i].Name)] = docPage(&t.Faults[i], advice[t.Faults[i].Name])
+	}
+	return files, nil
 }
 
 func goCodes(t *Table) []byte {
@@ -244,7 +252,7 @@ func pyBool(v bool) string {
 
 func docErrors(t *Table) []byte {
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "# Errors\n\nGenerated from `internal/fault/table.json`. The same names are Go sentinels (`Err` + name), Python exceptions and wire codes.\n")
+	fmt.Fprintf(&b, "# Errors\n\nGenerated from `internal/fault/table.json`. The same names are Go sentinels (`Err` + name), Python exceptions and wire codes. Each has a page: what it means and what to do.\n")
 	for _, g := range t.Groups {
 		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n| code | name | retry safe | meaning |\n|---|---|---|---|\n", g.Name, g.Doc)
 		for _, f := range t.Faults {
@@ -253,7 +261,7 @@ func docErrors(t *Table) []byte {
 				if f.Retryable {
 					yes = "yes"
 				}
-				fmt.Fprintf(&b, "| %d | `%s` | %s | %s |\n", f.Code, f.Name, yes, f.Doc)
+				fmt.Fprintf(&b, "| %d | [`%s`](errors/%[2]s.md) | %s | %s |\n", f.Code, f.Name, yes, f.Doc)
 			}
 		}
 	}
