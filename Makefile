@@ -86,8 +86,9 @@ test-python: $(VENV)/.test
 	cd sdk/python && PYTHONPATH=$(SDK) $(PY) -m pytest -q
 	cd examples/disagg && PYTHONPATH=$(SDK) $(PY) -m pytest -q
 
+# These tests wait for daemons more than they compute, and share nothing with each other: three at a time keep two cores busy.
 test-integration: $(VENV)/.test build bin/kvxfer-race bin/kvxfer-nofence bin/nats-server bin/certmaker
-	cd test/integration && PYTHONPATH=$(SDK) $(PY) -m pytest -q $(PYTEST)
+	cd test/integration && PYTHONPATH=$(SDK) $(PY) -m pytest -q -n 3 --dist worksteal $(PYTEST)
 
 FUZZTIME ?= 20s
 fuzz: ## every fuzz target for FUZZTIME

@@ -30,7 +30,7 @@
 //
 // # When the log cannot be trusted
 //
-// Open reads all of it. Damage, a record of another format version or of no sense, or an end before the witness
+// Open reads all of it, and before that the list of its tables to a clean end. Damage, a record of another format version or of no sense, or an end before the witness
 // sets the whole log aside (renamed, the newest few kept) and begins a fresh one; Recovery says so. A single record
 // is never skipped: it might be the one that takes a block out of COMMITTED.
 //
@@ -59,7 +59,8 @@
 //
 //   - whenever the process dies, nothing torn is served: TestKillServesNothingTorn; and that this test finds the
 //     trap: TestKillFindsTheTrap
-//   - a log that lost its end serves nothing: TestWitnessFindsALostSuffix, TestDamagedFilesServeNothingTorn
+//   - a log that lost its end serves nothing: TestWitnessFindsALostSuffix, TestDamagedFilesServeNothingTorn;
+//     nor one that lost its middle: TestManifestThatLostItsEndServesAllOrNothing
 //   - served = vouched for and COMMITTED under that generation, same binding, layout, model, size:
 //     TestAttachServesTheIntersection, TestAnotherMemoryInheritsNothing
 //   - another boot serves nothing: TestAnotherBootServesNothing

@@ -39,6 +39,9 @@ func (d *DB) load(minSeq uint64, rec *Recovery) (err error) {
 		}
 		return errFresh
 	}
+	if err := d.checkManifest(); err != nil {
+		return err
+	}
 	if d.p, err = d.openPebble(); err != nil {
 		return err
 	}
