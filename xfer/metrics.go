@@ -54,11 +54,11 @@ func (c *codeCells) add(code fault.Code) {
 	c[code].Add(1)
 }
 
-// observe tells the codes that have come, and the first one always, so that a rate is one from the first failure on.
-func (c *codeCells) observe(o metric.Observer, i metric.Int64Observable, key attribute.Key, of ...attribute.KeyValue) {
+// observe tells the codes that have come and, with done, 0 also before it has, so that a rate begins with the first success.
+func (c *codeCells) observe(o metric.Observer, i metric.Int64Observable, done bool, key attribute.Key, of ...attribute.KeyValue) {
 	for code := range c {
 		n := c[code].Load()
-		if n == 0 && (code != 0 || key != instrument.KeyResult) {
+		if n == 0 && !(done && code == 0) {
 			continue
 		}
 		name := instrument.Done

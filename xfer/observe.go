@@ -22,12 +22,12 @@ func (m *metrics) register(e *Engine, meter metric.Meter) (stop func()) {
 
 	observe := func(_ context.Context, o metric.Observer) error {
 		for i, f := range m.fabrics {
-			provider := instrument.KeyProvider.String(f.name)
+			provider, linked := instrument.KeyProvider.String(f.name), i < len(m.fabrics)-1
 			for kind := range f.transfers {
-				f.transfers[kind].observe(o, transfers, instrument.KeyResult, provider, instrument.KeyKind.String(transferKinds[kind]))
+				f.transfers[kind].observe(o, transfers, linked, instrument.KeyResult, provider, instrument.KeyKind.String(transferKinds[kind]))
 			}
-			if i == len(m.fabrics)-1 {
-				break // without a link nothing moves
+			if !linked {
+				break // nothing moves
 			}
 			o.ObserveInt64(payload, int64(f.sent.Load()), metric.WithAttributes(provider, instrument.KeyDirection.String("sent")))
 			o.ObserveInt64(payload, int64(f.received.Load()), metric.WithAttributes(provider, instrument.KeyDirection.String("received")))
@@ -37,10 +37,10 @@ func (m *metrics) register(e *Engine, meter metric.Meter) (stop func()) {
 			for state := leaseGranted; state < leaseStates; state++ {
 				o.ObserveInt64(leases, m.leases[kind][state].Load(), metric.WithAttributes(k, instrument.KeyState.String(stateNames[state])))
 			}
-			m.ended[kind].observe(o, ended, instrument.KeyResult, k)
+			m.ended[kind].observe(o, ended, true, instrument.KeyResult, k)
 		}
 		for place, name := range errorPlaces {
-			m.errors[place].observe(o, errors, instrument.KeyCode, instrument.KeyWhere.String(name))
+			m.errors[place].observe(o, errors, false, instrument.KeyCode, instrument.KeyWhere.String(name))
 		}
 		o.ObserveInt64(heldBlocks, m.heldBlocks.Load())
 		o.ObserveInt64(heldMemory, m.heldBytes.Load())
