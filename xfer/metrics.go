@@ -202,8 +202,9 @@ func (p *permit) inState(s leaseState) {
 	}
 	of := &p.e.metrics.leases[p.kind()]
 	of[p.state].Add(-1)
-	of[s].Add(1)
-	p.state = s
+	if p.state = s; s != leaseUncounted {
+		of[s].Add(1)
+	}
 }
 
 // begun counts a permission in. The caller holds its lock.
