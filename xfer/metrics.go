@@ -18,7 +18,7 @@ import (
 )
 
 // metrics is what the engine counts. What is counted for each operation is an atomic of its own and is read when metrics are
-// collected: an instrument of the SDK would take a lock there. Histograms are for what happens once a transfer, lease or fence.
+// collected: an instrument of the SDK would look its attributes up each time. Histograms are for what happens once a transfer, lease or fence.
 type metrics struct {
 	fabrics []*fabricMetrics                      // in the order of Options.Providers; at last those of transfers without a link
 	errors  [2]codeCells                          // by errorPlace

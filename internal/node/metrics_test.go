@@ -1,6 +1,10 @@
 package node
 
 import (
+	"context"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -48,6 +52,29 @@ func TestWrongMetricsSettingEndsTheStart(t *testing.T) {
 	_, err := start(t, testConfig(t, "n0", filepath.Join(t.TempDir(), "state")))
 	require.ErrorIs(t, err, fault.ErrConfigInvalid)
 	assert.Equal(t, "OTEL_METRICS_EXPORTER", fault.From("", err).Field)
+}
+
+// What the node has counted is exported once more while it is still there, whatever the interval is.
+func TestMetricsAreExportedAtTheEnd(t *testing.T) {
+	var mu sync.Mutex
+	var got []byte
+	srv := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		mu.Lock()
+		defer mu.Unlock()
+		got = append(got, body...)
+	}))
+	defer srv.Close()
+	t.Setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", srv.URL+"/v1/metrics")
+	t.Setenv("OTEL_METRIC_EXPORT_INTERVAL", "86400000")
+	n, err := start(t, testConfig(t, "n0", filepath.Join(t.TempDir(), "state")))
+	require.NoError(t, err)
+	n.Close(context.Background())
+	mu.Lock()
+	defer mu.Unlock()
+	for _, name := range []string{instrument.Payload, instrument.StoreDisk, instrument.Nodes, instrument.SpansDropped} {
+		assert.Contains(t, string(got), name)
+	}
 }
 
 // While the store's disk stands still a scraper has the last counts, and only one reader waits for the disk.

@@ -2,6 +2,7 @@ package telemetry
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"strconv"
@@ -29,7 +30,6 @@ type Metrics struct {
 	registry *prometheus.Registry
 	gather   chan struct{} // holds one token: one page is made at a time
 	otlp     bool
-	version  string
 }
 
 // StartMetrics sets up measuring as the OTEL_* environment and opt ask (TraceFile means nothing here). The page is there
@@ -46,7 +46,7 @@ func StartMetrics(ctx context.Context, opt Options) (*Metrics, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Metrics{registry: prometheus.NewRegistry(), gather: make(chan struct{}, 1), otlp: env.otlp && !env.disabled, version: opt.Version}
+	m := &Metrics{registry: prometheus.NewRegistry(), gather: make(chan struct{}, 1), otlp: env.otlp && !env.disabled}
 	// No resource or scope on the page: who scrapes knows whom, and names of nodes are no labels.
 	page, err := promexporter.New(promexporter.WithRegisterer(m.registry), promexporter.WithoutTargetInfo(), promexporter.WithoutScopeInfo())
 	if err != nil {
@@ -106,7 +106,7 @@ func (m *Metrics) Flush(ctx context.Context) error {
 // nothing of the node's. A second call does nothing.
 func (m *Metrics) Shutdown(ctx context.Context) error {
 	err := m.provider.Shutdown(ctx)
-	if err == sdkmetric.ErrReaderShutdown { //nolint:errorlint // it is the second call's own
+	if errors.Is(err, sdkmetric.ErrReaderShutdown) { // by the first call
 		return nil
 	}
 	return err
