@@ -111,6 +111,15 @@ func TestPageFormats(t *testing.T) {
 	require.NoError(t, err)
 	assert.True(t, strings.HasPrefix(kind, "application/openmetrics-text; version=1.0.0"), kind)
 	assert.True(t, bytes.HasSuffix(body, []byte("\n# EOF\n")))
+	for accept, want := range map[string]string{
+		"*/*": "text/plain; version=0.0.4", "nonsense;;": "text/plain; version=0.0.4", "text/html": "text/plain; version=0.0.4",
+		"application/openmetrics-text;version=0.0.1":                                         "application/openmetrics-text; version=0.0.1",
+		"application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=x": "text/plain; version=0.0.4",
+	} {
+		kind, _, err := m.Page(t.Context(), accept)
+		require.NoError(t, err)
+		assert.True(t, strings.HasPrefix(kind, want), "%s: %s", accept, kind)
+	}
 	assert.Contains(t, string(body), "# TYPE kvxfer_payload_bytes counter\n")
 	assert.Contains(t, string(body), `kvxfer_payload_bytes_total{direction="sent",provider="shm"} 7`)
 	assert.Contains(t, string(body), `kvxfer_transfer_duration_seconds_bucket{kind="push",outcome="done",provider="shm",le="0.25"} 1`)

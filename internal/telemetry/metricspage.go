@@ -15,8 +15,19 @@ import (
 // maxPage bounds the page in bytes. One has about 40 KB; more than this no list of kvxfer's can be.
 const maxPage = 4 << 20
 
-// Page makes the page for a scraper that accepts what the Accept header says: Prometheus' text format, or OpenMetrics
-// (protobuf, too, where it is asked for). It is made by one caller at a time and given up when ctx ends: DeadlineExceeded,
+// formats are those of the page. The first one is for who takes any.
+var formats = []expfmt.Format{expfmt.NewFormat(expfmt.TypeTextPlain), openMetrics("1.0.0"), openMetrics("0.0.1")}
+
+func openMetrics(version string) expfmt.Format {
+	f, err := expfmt.NewOpenMetricsFormat(version)
+	if err != nil { // the library does not know the version: its test asks for each
+		return expfmt.NewFormat(expfmt.TypeTextPlain)
+	}
+	return f
+}
+
+// Page makes the page for a scraper that accepts what the Accept header says: Prometheus' text format, or OpenMetrics. It is
+// made by one caller at a time and given up when ctx ends: DeadlineExceeded,
 // or Cancelled. A page above 4 MiB is ResourceExhausted.
 func (m *Metrics) Page(ctx context.Context, accept string) (contentType string, body []byte, err error) {
 	const op = "metrics"
@@ -46,7 +57,7 @@ func (m *Metrics) Page(ctx context.Context, accept string) (contentType string, 
 	if p.err != nil {
 		return "", nil, fault.Wrap(fault.Internal, op, p.err)
 	}
-	format := expfmt.NegotiateIncludingOpenMetrics(http.Header{"Accept": {accept}})
+	format := expfmt.NegotiateAccept(http.Header{"Accept": {accept}}, formats...)
 	out := &limited{most: maxPage}
 	enc := expfmt.NewEncoder(out, format)
 	for _, f := range p.families {
