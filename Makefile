@@ -42,6 +42,15 @@ bin/certmaker: FORCE
 	$(GO) build -o $@ ./test/integration/certmaker
 FORCE:
 
+# Prometheus and its checker, where PATH has none: Debian's package, unpacked here and not installed. Where it cannot be had
+# (no apt), the test that wants them says so.
+$(BUILD)/prometheus/usr/bin/promtool:
+	@if ! { command -v prometheus && command -v promtool; } >/dev/null && { command -v apt-get && command -v dpkg-deb; } >/dev/null; then \
+	  echo "unpacking prometheus below $(BUILD) (about 20 MB to download)"; \
+	  mkdir -p $(BUILD)/prometheus && cd $(BUILD)/prometheus && \
+	  { apt-get -q download prometheus || { apt-get -q update && apt-get -q download prometheus; }; } && \
+	  dpkg-deb -x prometheus_*.deb . && rm -f prometheus_*.deb || echo "prometheus could not be had"; fi
+
 $(VENV)/bin/python:
 	@mkdir -p $(BUILD)
 	$(PYTHON) -m venv $(VENV)
@@ -87,7 +96,7 @@ test-python: $(VENV)/.test
 	cd examples/disagg && PYTHONPATH=$(SDK) $(PY) -m pytest -q
 
 # These tests wait for daemons more than they compute, and share nothing with each other: three at a time keep two cores busy.
-test-integration: $(VENV)/.test build bin/kvxfer-race bin/kvxfer-nofence bin/nats-server bin/certmaker
+test-integration: $(VENV)/.test build bin/kvxfer-race bin/kvxfer-nofence bin/nats-server bin/certmaker $(BUILD)/prometheus/usr/bin/promtool
 	cd test/integration && PYTHONPATH=$(SDK) $(PY) -m pytest -q -n 3 --dist worksteal $(PYTEST)
 
 FUZZTIME ?= 20s

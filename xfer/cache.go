@@ -60,18 +60,26 @@ func (ca *cache) hold(op string, blocks []uint32) (err error) {
 				Detail: fmt.Sprintf("block %d is %s", b, r.State)}
 		}
 	}
+	fresh := 0
 	for _, b := range blocks {
-		ca.held[b]++
+		if ca.held[b]++; ca.held[b] == 1 {
+			fresh++
+		}
 	}
+	ca.e.metrics.held(ca, fresh)
 	return nil
 }
 
 func (ca *cache) unhold(blocks []uint32) {
 	ca.mu.Lock()
+	free := 0
 	for _, b := range blocks {
-		ca.held[b]--
+		if ca.held[b]--; ca.held[b] == 0 {
+			free++
+		}
 	}
 	ca.mu.Unlock()
+	ca.e.metrics.held(ca, -free)
 	ca.unuse()
 }
 

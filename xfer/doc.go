@@ -56,5 +56,8 @@
 //     TestScatterListsAreBoundedBeforeTheyArePlanned
 //   - a part that commits while it is taken back is evicted, whoever is left: TestPartThatCommitsWhileItIsTakenBack
 //   - memory with a cache in it is never raw or gone, whichever requests meet: TestCacheMeetsTheRegionsEnd
+//   - what is counted for every operation is an atomic addition, that allocates nothing: TestCountingAnOperationAllocatesNothing
+//   - metrics say how transfers, leases and fences ended and what is HELD or quarantined, and leave nothing counted behind:
+//     TestMetricsOfTransfers, TestMetricsOfFences, TestMetricsOfAFullWindow, and every test of several nodes at its end
 //   - nodes agree on durations alone, their clocks may be hours apart: TestClocksHoursApart
 package xfer

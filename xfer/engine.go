@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
@@ -39,6 +40,7 @@ type Options struct {
 	Directory Directory
 	Finder    Finder // nil: nothing is known of other nodes
 	Tracer    trace.Tracer
+	Meter     metric.Meter // nil: nothing is measured
 	Logger    *slog.Logger
 	Limits    Limits // zero: DefaultLimits
 	// ProviderWait bounds how long Drain and Close wait for a provider that owes a fence or a completion. Zero: 10 s.
@@ -67,6 +69,7 @@ type Engine struct {
 	past      pastLeases
 	attempts  attempts
 	nextID    uint64
+	metrics   *metrics
 }
 
 // New starts an engine: one goroutine a provider.
@@ -83,6 +86,7 @@ func New(o Options) *Engine {
 		leases: map[uint64]grant{}, grants: map[blockdb.LeaseID]grant{}, transfers: map[uint64]*transfer{},
 		links: map[Link]*linkState{}, sessions: map[rdma.SessionID]*linkState{}}
 	e.idle = sync.NewCond(&e.mu)
+	e.metrics = newMetrics(e, o.Meter)
 	for _, p := range o.Providers {
 		e.wg.Go(func() { e.poll(p) })
 	}
@@ -160,6 +164,7 @@ func (e *Engine) Close() {
 	e.mu.Lock()
 	e.awaitLocked(bound, func() bool { return len(e.clients) == 0 })
 	e.mu.Unlock()
+	e.metrics.stop()
 	e.stop()
 	e.wg.Wait()
 }

@@ -22,6 +22,9 @@ type permit struct {
 	mode    string
 	part    *part // of an instance's lease; nil: it is whole
 	quota   *int  // under Engine.mu: counts it, where not the client's own leases do
+
+	state leaseState   // as it is counted, under its own lock
+	since rdma.Instant // when it was granted
 }
 
 func (p *permit) terms() *permit { return p }

@@ -13,7 +13,9 @@ import (
 	"unsafe"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/trace/noop"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
@@ -42,6 +44,7 @@ type node struct {
 	store    *blockdb.DB
 	listener net.Listener
 	net      *network
+	reader   *sdkmetric.ManualReader // of the engine's metrics
 }
 
 // network makes links between its nodes.
@@ -77,7 +80,7 @@ func newNode(t testing.TB, net0 *network, name, epoch string) *node {
 	require.NoError(t, err)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	nd := &node{t: t, name: name, epoch: epoch, provider: p, store: db, listener: l, net: net0}
+	nd := &node{t: t, name: name, epoch: epoch, provider: p, store: db, listener: l, net: net0, reader: sdkmetric.NewManualReader()}
 	net0.wg.Go(func() {
 		for {
 			c, err := l.Accept()
@@ -89,13 +92,15 @@ func newNode(t testing.TB, net0 *network, name, epoch string) *node {
 	})
 	nd.engine = xfer.New(xfer.Options{Node: name, Epoch: epoch, BootID: "boot", Addr: l.Addr().String(), Clock: clock,
 		Providers: []rdma.Provider{p}, Store: db, Dialer: nd, Directory: netDirectory{nd}, Finder: netDirectory{nd},
-		Tracer: noop.NewTracerProvider().Tracer(""), Logger: slog.New(slog.DiscardHandler)})
+		Tracer: noop.NewTracerProvider().Tracer(""), Logger: slog.New(slog.DiscardHandler),
+		Meter: sdkmetric.NewMeterProvider(sdkmetric.WithReader(nd.reader)).Meter("")})
 	return nd
 }
 
 func (n *network) close() {
 	for _, nd := range n.nodes {
 		nd.engine.Close()
+		assert.Empty(nd.t, xfer.Unsettled(nd.engine), "metrics of node %s", nd.name)
 	}
 	n.mu.Lock()
 	links := n.links

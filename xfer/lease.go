@@ -76,6 +76,7 @@ func (e *Engine) writeLease(ctx context.Context, id ClientID, ca *cache, r wire.
 		fail(span, err)
 		return wire.LeaseInfo{}, err
 	}
+	l.begun()
 	l.stop = e.o.Clock.AfterFunc(deadline, l.tick)
 	span.SetAttributes(attr.KeyLeaseID.String(hex16(l.grantID)))
 	if pt != nil {
@@ -158,6 +159,7 @@ func (l *lease) run(events ...protocol.LeaseEvent) {
 		}
 	}
 	l.queue = l.queue[:0]
+	l.inState(leaseStateOf(l.m.Phase()))
 	if len(l.visible) > 0 {
 		l.tellLayers(l.visible)
 		l.visible = nil // the sink keeps the slice
@@ -190,6 +192,7 @@ func (l *lease) apply(f protocol.LeaseEffect) {
 		l.ended(l.failure(f.Code, f.Wrote))
 	case protocol.LeaseQuarantine:
 		l.cache.quarantine()
+		l.region.spoil(l.e, l.size())
 		fe := l.failure(f.Code, true)
 		fe.Detail = "the fence failed: the blocks are quarantined until the daemon exits"
 		// ENDED would promise that nothing can land any more. The session's end is a second way to that.
@@ -241,13 +244,14 @@ func (l *lease) extend(deadline rdma.Instant) {
 // fence runs outside the lock: it may wait for a system call in progress.
 func (l *lease) fence(code fault.Code) {
 	target, key := l.bound.ls.link.Target(), l.bound.key
-	done := l.spans.fencing(&l.permit, code)
+	done, counted := l.spans.fencing(&l.permit, code), l.e.metrics.fencing(l.e, l.bound.ls.metrics)
 	l.e.wg.Go(func() {
 		err := target.Fence(key)
 		if err != nil {
 			l.e.o.Logger.Error("fence failed: blocks are quarantined", "lease", hex16(l.grantID), "error", err)
 		}
 		done(err)
+		counted(err)
 		l.step(protocol.LeaseEvent{Kind: protocol.LeaseFenced, OK: err == nil})
 	})
 }
@@ -273,6 +277,7 @@ func (l *lease) ended(failure *fault.Error) {
 	} else {
 		ev.Generation = l.generation
 	}
+	l.over(code)
 	past := code
 	if b := l.bound; b != nil {
 		past = fault.TicketBound

@@ -16,6 +16,7 @@ type linkState struct {
 	e        *Engine
 	link     Link
 	provider string
+	metrics  *fabricMetrics
 	out      *outQueue // source side; nil on the side that accepted
 
 	mu      sync.Mutex
@@ -36,7 +37,7 @@ type linkState struct {
 // LinkUp makes a link known. It comes before the link's first frame.
 func (e *Engine) LinkUp(l Link) {
 	name, _ := l.Provider()
-	ls := &linkState{e: e, link: l, provider: name, binding: map[uint64]*transfer{}, owed: map[uint64]struct{}{}, asks: map[uint64]func(wire.Frame, error){}, moving: map[uint64]*transfer{},
+	ls := &linkState{e: e, link: l, provider: name, metrics: e.metrics.fabric(name), binding: map[uint64]*transfer{}, owed: map[uint64]struct{}{}, asks: map[uint64]func(wire.Frame, error){}, moving: map[uint64]*transfer{},
 		bound: map[uint64]bindee{}, windows: map[rdma.Key]bindee{}, parts: map[uint64]*part{}, claims: map[uint64]func(error){}, wholes: map[uint64]wholeRef{}}
 	if init := l.Initiator(); init != nil {
 		ls.out = newOutQueue(e, l, init, e.caps(name))
@@ -445,6 +446,7 @@ func (ls *linkState) answer(request uint64, body any, array []byte) {
 }
 
 func (ls *linkState) refuse(request uint64, err error) {
+	ls.e.metrics.errors[errorToPeer].add(fault.CodeOf(err))
 	ls.sendFrame(wire.KindError, request, fault.ToWire(err), nil)
 }
 
@@ -476,6 +478,7 @@ func (e *Engine) event(ev *rdma.Event) {
 	case rdma.EventCompletion:
 		ls.out.completed(ev)
 	case rdma.EventArrival:
+		ls.metrics.arrived(ev)
 		if l := ls.window(ev.Key); l != nil {
 			l.arrived(ev)
 		}

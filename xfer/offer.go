@@ -121,6 +121,7 @@ func (o *offer) begin(op string, id ClientID, take func() error) error {
 		o.e.dropGrant(&o.permit)
 		return err
 	}
+	o.begun()
 	o.stop = o.e.o.Clock.AfterFunc(o.m.Deadline(), o.tick)
 	if o.part != nil {
 		o.part.granted(o, 0)
@@ -196,6 +197,7 @@ func (o *offer) run(events ...protocol.OfferEvent) {
 		}
 	}
 	o.queue = o.queue[:0]
+	o.inState(offerStateOf(o.m))
 }
 
 func (o *offer) apply(f protocol.OfferEffect) {
@@ -275,13 +277,14 @@ func (h *holder) arm(deadline rdma.Instant) {
 // fence runs outside the lock: it may wait for a system call in progress.
 func (o *offer) fence(h *holder, code fault.Code) {
 	target, key := h.bind.ls.link.Target(), h.bind.key
-	done := h.spans.fencing(&o.permit, code)
+	done, counted := h.spans.fencing(&o.permit, code), o.e.metrics.fencing(o.e, h.bind.ls.metrics)
 	o.e.wg.Go(func() {
 		err := target.Fence(key)
 		if err != nil {
 			o.e.o.Logger.Error("fence failed: memory is quarantined", "lease", hex16(o.grantID), "error", err)
 		}
 		done(err)
+		counted(err)
 		o.step(protocol.OfferEvent{Kind: protocol.OfferFenced, Holder: h.id, OK: err == nil})
 	})
 }
@@ -302,6 +305,7 @@ func (o *offer) holderEnded(h *holder, f protocol.OfferEffect) {
 		ev.Error, note = fault.ToWire(failure), nil
 	}
 	h.spans.ended(failure)
+	o.served(h, f)
 	if !o.silent { // the owner sees the data and its word before the peer hears that it does
 		o.client.sink.HolderEnded(ev, note)
 	}
@@ -334,7 +338,9 @@ func (o *offer) end(f protocol.OfferEffect, quarantined bool) {
 		}
 	}
 	o.stop()
+	o.over(f.Code)
 	if quarantined {
+		o.region.spoil(o.e, o.size())
 		o.usage().quarantine()
 	}
 	e := o.e

@@ -243,6 +243,7 @@ func (q *outQueue) completed(ev *rdma.Event) {
 	failed := q.pump()
 	over := q.closed && q.flying == 0
 	q.mu.Unlock()
+	p.ls.metrics.completed(p, ev)
 	code := ev.Status
 	if code == fault.Closed { // this node closes a session only when its link has ended
 		code = fault.PeerLost

@@ -20,6 +20,7 @@ type region struct {
 	inner   map[string]rdma.Region // by provider
 	cache   *cache                 // under Engine.mu
 	stuck   bool                   // under Engine.mu: it is quarantined and its end was tried
+	spoilt  uint64                 // under usage.mu: bytes that a failed fence has made useless
 	usage                          // advertisements and transfers of raw memory
 }
 
@@ -27,6 +28,7 @@ func (r *region) use(op string) error { return r.usage.use(op, r.name) }
 
 // deregister takes the memory from every provider, which fences.
 func (r *region) deregister(e *Engine) (failed error) {
+	defer e.metrics.fences.begin(e.o.Clock)()
 	for name, in := range r.inner {
 		if err := in.Close(); err != nil {
 			e.o.Logger.Error("region is quarantined", "region", r.name, "provider", name, "error", err)
@@ -51,6 +53,9 @@ func (r *region) close(e *Engine) error {
 	if err == nil {
 		err = r.mapping.Close()
 	}
+	if err != nil {
+		r.spoil(e, r.mapping.Memory().Len)
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if err == nil {
@@ -63,6 +68,7 @@ func (r *region) close(e *Engine) error {
 
 // stick says that a region's end was tried in vain.
 func (r *region) stick(e *Engine) {
+	r.spoil(e, r.mapping.Memory().Len)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	r.stuck = true

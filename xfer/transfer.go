@@ -408,6 +408,7 @@ func (p *transfer) result(f protocol.TransferEffect) {
 		ev.Generation = p.generation
 	}
 	p.spans.ended(p, failure)
+	p.e.metrics.transferEnded(p, f.Code)
 	p.client.sink.TransferEnded(ev)
 }
 

@@ -33,6 +33,8 @@ var rules = []rule{
 		"the engine reaches registry, clients, peers and providers through contracts only"},
 	{"xfer", []string{"go.opentelemetry.io/otel/sdk", "go.opentelemetry.io/otel/exporters", "google.golang.org/grpc"},
 		"the engine names spans; exporting them is the node's"},
+	{"internal/telemetry/instrument", []string{"go.opentelemetry.io/otel/sdk", "go.opentelemetry.io/otel/exporters", "github.com/prometheus"},
+		"whoever counts names instruments; reading them is internal/telemetry's"},
 	{"registry", []string{module + "xfer", module + "rdma", "github.com/cockroachdb"},
 		"the directory is disposable and knows nothing of transfers"},
 	{"internal/wire", []string{"github.com/nats-io", "github.com/cockroachdb", "go.opentelemetry.io", "net"},

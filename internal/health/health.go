@@ -17,10 +17,13 @@ import (
 
 // Options says what is served. Listener and Status are required. The functions are called from several goroutines.
 type Options struct {
-	Listener net.Listener  // Serve closes it
-	Live     func() error  // nil: alive as long as it can answer
-	Ready    func() error  // nil: always. The error's text is shown
-	Status   func() any    // marshalled as JSON
+	Listener net.Listener // Serve closes it
+	Live     func() error // nil: alive as long as it can answer
+	Ready    func() error // nil: always. The error's text is shown
+	Status   func() any   // marshalled as JSON
+	// Metrics makes the page for a scraper, of the form that its Accept header asks for; nil: there is none. An error that
+	// is DeadlineExceeded or Cancelled says that the page was not ready when ctx ended.
+	Metrics  func(ctx context.Context, accept string) (contentType string, body []byte, err error)
 	Timeout  time.Duration // for a request to arrive, and again for its answer to leave. Default 5 s
 	MaxConns int           // connections at a time; more wait in the kernel. Default 128
 	Logger   *slog.Logger  // default: silent
@@ -87,13 +90,15 @@ func Serve(ctx context.Context, o Options) error {
 func handler(o *Options) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var answer func() (code int, kind, text string)
-		switch r.URL.Path {
-		case "/healthz":
+		switch path := r.URL.Path; {
+		case path == "/healthz":
 			answer = verdict(o.Live)
-		case "/readyz":
+		case path == "/readyz":
 			answer = verdict(o.Ready)
-		case "/status":
+		case path == "/status":
 			answer = func() (int, string, string) { return status(o) }
+		case path == "/metrics" && o.Metrics != nil:
+			answer = func() (int, string, string) { return page(o, r) }
 		default:
 			write(w, r, http.StatusNotFound, plain, "not found\n")
 			return

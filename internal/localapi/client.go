@@ -89,7 +89,7 @@ func (c *client) run() {
 	e := c.ending()
 	c.log(e)
 	if e.tell {
-		last := wire.NewError(e.request, e.err)
+		last := c.s.errorFrame(e.request, e.err)
 		c.out.finish(&last, time.Now().Add(c.s.o.Limits.Linger))
 		writer.Wait()
 		linger(c.conn, c.s.o.Limits.Linger)

@@ -32,5 +32,6 @@
 //   - a client that does not read is cut off, and the engine never waits: TestClientThatDoesNotRead, TestWriteTimeout
 //   - ClientGone comes once, last, on EOF and on the process's exit: TestClientGone, TestProcessExit
 //   - no number is taken for a process that cannot be seen, and the client is told: TestUnseenProcess
+//   - every error that a client is told is counted: TestEveryErrorIsTold
 //   - nothing is left after Close: TestClose, and goleak over all tests
 package localapi

@@ -26,7 +26,7 @@ func long(r *request) bool {
 func (c *client) startLong(r *request) {
 	if n := c.longs.Add(1); n > int64(c.s.o.Limits.Requests) {
 		c.longs.Add(-1)
-		c.out.answer(wire.NewError(r.Request, fault.New(fault.ResourceExhausted, "request",
+		c.out.answer(c.s.errorFrame(r.Request, fault.New(fault.ResourceExhausted, "request",
 			"%d requests of this client wait for other nodes, allowed %d", n-1, c.s.o.Limits.Requests)), false)
 		return
 	}

@@ -73,7 +73,7 @@ func (c *client) dispatch(r request) error {
 // refuse answers beside the queue.
 func (c *client) refuse(id uint64, err error) {
 	if c.out.room() {
-		c.out.answer(wire.NewError(id, err), false)
+		c.out.answer(c.s.errorFrame(id, err), false)
 	}
 }
 
@@ -184,7 +184,7 @@ func (c *client) answer(r *request, body any, array []byte, err error, release b
 		f, err = wire.NewFrame(wire.KindOK, r.Request, body, array)
 	}
 	if err != nil {
-		f = wire.NewError(r.Request, err)
+		f = c.s.errorFrame(r.Request, err)
 	}
 	c.out.answer(f, release)
 }

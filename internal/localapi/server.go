@@ -54,6 +54,8 @@ type Options struct {
 	Spans func(wire.ClientSpan, xfer.ClientInfo) error
 	// Status answers STATUS; nil tells Node, Epoch and Software only.
 	Status func() wire.Status
+	// Failed counts an error that a client is told, request by request; nil: nobody does.
+	Failed func(fault.Code)
 	Limits Limits
 	Logger *slog.Logger // nil: slog.Default
 
@@ -288,6 +290,14 @@ func (s *Server) mayUse(tenant string, uid int) bool {
 	return ok && (uids == nil || slices.Contains(uids, uid))
 }
 
+// errorFrame is the ERROR that tells a client of err.
+func (s *Server) errorFrame(request uint64, err error) wire.Frame {
+	if s.o.Failed != nil {
+		s.o.Failed(fault.CodeOf(err))
+	}
+	return wire.NewError(request, err)
+}
+
 // refuse tells a connection why it is not served, beside the accept loop.
 func (s *Server) refuse(conn *net.UnixConn, reason error) {
 	s.mu.Lock()
@@ -302,7 +312,7 @@ func (s *Server) refuse(conn *net.UnixConn, reason error) {
 	}
 	s.wg.Go(func() {
 		_ = conn.SetWriteDeadline(time.Now().Add(s.o.Limits.Linger))
-		if _, err := conn.Write(wire.Append(nil, wire.NewError(0, reason))); err == nil {
+		if _, err := conn.Write(wire.Append(nil, s.errorFrame(0, reason))); err == nil {
 			linger(conn, s.o.Limits.Linger)
 		}
 		_ = conn.Close()

@@ -7,6 +7,8 @@
 //   - after Close no peer can touch a client's memory, and nothing of the node is left: TestNodeStartsAndStops;
 //     nor after a start that failed: TestFailedStartLeavesNothing
 //   - caches that come and go while the registry is away do not pile up: TestDirectoryKeepsTheLastWord
+//   - /metrics shows what package instrument lists, also while the block store's disk stands still: TestNodeShowsTheListedMetrics,
+//     TestStoreThatHangsIsReadOnce
 //   - a build whose gates never shut says at its start that it must not be used: test/integration test_late_writes_are_found
 //   - an idle node uses less than 1% of a core: test/integration test_idle
 package node

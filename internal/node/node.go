@@ -48,6 +48,7 @@ type Node struct {
 
 	inc       *incarnation.Incarnation
 	tel       *telemetry.Telemetry
+	met       *telemetry.Metrics
 	store     *blockdb.DB
 	tls       *peertls.Identity // nil: peers are spoken to in clear
 	providers []rdma.Provider   // the best first
@@ -55,6 +56,7 @@ type Node struct {
 	links     *peerlink.Links
 	nats      *embedded.Server
 	dir       registry.Directory
+	ages      func() (heartbeat, view time.Duration) // of the registry
 	local     *localapi.Server
 	info      Info
 
@@ -86,7 +88,7 @@ func Start(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *Node, e
 	})
 	defer notice.Stop()
 	for _, step := range []func(context.Context) error{
-		n.loadCertificates, n.startIncarnation, n.startTelemetry, n.startStore, n.startRegistry, n.startEngine, n.startHTTP, n.announce, n.startLocal,
+		n.loadCertificates, n.startIncarnation, n.startTelemetry, n.startMetrics, n.startStore, n.startRegistry, n.measure, n.startEngine, n.startHTTP, n.announce, n.startLocal,
 	} {
 		if err := step(ctx); err != nil {
 			return nil, err
@@ -204,7 +206,7 @@ func (n *Node) startRegistry(ctx context.Context) error {
 		fe := fault.From("start", err)
 		return &fault.Error{Code: fe.Code, Op: "start", Field: "nats", Detail: "the registry could not be reached", Err: err}
 	}
-	n.dir = dir
+	n.dir, n.ages = dir, dir.Ages
 	n.later(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
 		defer cancel()
@@ -236,7 +238,7 @@ func (n *Node) startEngine(context.Context) error {
 	n.wg.Go(func() { dir.run(ctx) })
 	n.engine = xfer.New(xfer.Options{
 		Node: n.cfg.Node, Epoch: n.inc.Epoch(), BootID: n.inc.BootID(), Addr: n.info.PeerAddr, Clock: clock,
-		Providers: n.providers, Store: n.store, Directory: dir, Finder: dir, Tracer: n.tel.Tracer(), Logger: n.log,
+		Providers: n.providers, Store: n.store, Directory: dir, Finder: dir, Tracer: n.tel.Tracer(), Meter: n.met.Meter(), Logger: n.log,
 		Limits: limits(n.cfg),
 	})
 	n.later(n.engine.Close)
@@ -321,7 +323,7 @@ func (n *Node) announce(ctx context.Context) error {
 func (n *Node) startLocal(context.Context) (err error) {
 	n.local, err = localapi.Serve(context.Background(), localapi.Options{
 		Path: n.cfg.Socket, Engine: n.engine, Node: n.cfg.Node, Epoch: n.inc.Epoch(), BootID: n.inc.BootID(), Software: "kvxfer " + version.Version,
-		Tenant: n.cfg.Tenant, AllowTenants: tenants(n.cfg), AllowUIDs: n.cfg.AllowUIDs, MaxClients: n.cfg.MaxClients, Spans: n.clientSpan, Status: n.status, Logger: n.log,
+		Tenant: n.cfg.Tenant, AllowTenants: tenants(n.cfg), AllowUIDs: n.cfg.AllowUIDs, MaxClients: n.cfg.MaxClients, Spans: n.clientSpan, Status: n.status, Failed: n.engine.RequestFailed, Logger: n.log,
 	})
 	if err != nil {
 		return err
@@ -348,7 +350,7 @@ func (n *Node) startHTTP(context.Context) error {
 	n.later(func() { stop(); <-done })
 	n.wg.Go(func() {
 		defer close(done)
-		if err := health.Serve(ctx, health.Options{Listener: listener, Ready: n.readiness, Status: func() any { return n.status() }, Logger: n.log}); err != nil {
+		if err := health.Serve(ctx, health.Options{Listener: listener, Ready: n.readiness, Status: func() any { return n.status() }, Metrics: n.met.Page, Logger: n.log}); err != nil {
 			n.fail(err)
 		}
 	})
@@ -414,6 +416,7 @@ func (n *Node) Close(ctx context.Context) {
 		drain, cancel := context.WithTimeout(ctx, n.cfg.DrainTimeout)
 		n.engine.Drain(drain)
 		cancel()
+		n.exportLast(ctx)
 		n.unwind()
 		n.log.Info("ended")
 	})

@@ -1,5 +1,5 @@
-// Package telemetry sets up tracing for one process and records the spans of clients that have no OpenTelemetry
-// of their own.
+// Package telemetry sets up tracing and metrics for one process and records the spans of clients that have no
+// OpenTelemetry of their own.
 //
 // Terms. A trace is everything that one caller's operation caused, in every process; its id travels as W3C
 // traceparent in the local protocol, in the ticket and between the daemons. A span is one named stretch of time
@@ -11,6 +11,9 @@
 // for it. Nothing process-wide of OpenTelemetry is set (no global provider, error handler or propagator), so that
 // a Go program with its own tracing can embed a node. docs/tracing.md tells the user's side: variables, span
 // names and attribute keys, which are those of package attr.
+//
+// Metrics are always measured, and shown on a page for Prometheus; where the environment asks for it they are exported
+// over OTLP, too. Their list and the instruments are package instrument's, docs/metrics.md tells the user's side.
 //
 // Spans are per operation, layer or provider batch, never per block: their number must not grow with the number
 // of blocks, and attr.MaxBatchSpans bounds those of one transfer.
@@ -24,5 +27,10 @@
 //     TestTraceFileMendsATornLine
 //   - a client span is exported under the client's ids, or refused by the field's name: TestClientSpanKeepsItsIDs,
 //     TestClientSpanRefusals, FuzzClientSpan
+//   - spans that were dropped are counted, each once: TestDroppedSpansAreCounted
+//   - the page has the listed names and no label of resource or scope, in the format asked for: TestExporterMakesTheListedNames,
+//     TestPageFormats; it is given up in time, and bounded: TestPageInTime, TestPageIsBounded
+//   - metrics are exported as the environment asks, and a hung collector holds no end up: TestMetricsSettingsFromEnvironment,
+//     TestMetricsExportByOTLP, TestMetricsShutdownDoesNotWaitForAHungCollector
 //   - a traceparent that is accepted is written back the same: FuzzTraceparent
 package telemetry

@@ -18,8 +18,16 @@ type settings struct {
 	dropAll  bool   // OTEL_TRACES_SAMPLER=always_off
 }
 
+// signal is what a variable is about, as its name has it.
+type signal string
+
+const (
+	traces  signal = "TRACES"
+	metrics signal = "METRICS"
+)
+
 // fromEnvironment reads the variables through getenv; an empty value counts as unset, as the standard says.
-func fromEnvironment(getenv func(string) string) (settings, error) {
+func fromEnvironment(getenv func(string) string, of signal) (settings, error) {
 	var s settings
 	if v := getenv("OTEL_SDK_DISABLED"); v != "" {
 		// The standard has only "true" (any case) mean true and everything else false.
@@ -27,7 +35,7 @@ func fromEnvironment(getenv func(string) string) (settings, error) {
 	}
 	s.dropAll = strings.EqualFold(getenv("OTEL_TRACES_SAMPLER"), "always_off")
 
-	name := "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+	name := "OTEL_EXPORTER_OTLP_" + string(of) + "_ENDPOINT"
 	if s.endpoint = getenv(name); s.endpoint == "" {
 		name = "OTEL_EXPORTER_OTLP_ENDPOINT"
 		s.endpoint = getenv(name)
@@ -35,15 +43,18 @@ func fromEnvironment(getenv func(string) string) (settings, error) {
 	// The standard's default is to export to localhost. A daemon that nobody asked to trace would then retry for
 	// ever against nothing, so the default here is on only where an endpoint is named.
 	s.otlp = s.endpoint != ""
-	if v := strings.TrimSpace(getenv("OTEL_TRACES_EXPORTER")); v != "" {
+	exporter := "OTEL_" + string(of) + "_EXPORTER"
+	if v := strings.TrimSpace(getenv(exporter)); v != "" {
 		s.otlp = false
 		for _, e := range strings.Split(v, ",") {
-			switch strings.TrimSpace(e) {
-			case "otlp":
+			switch e = strings.TrimSpace(e); {
+			case e == "otlp":
 				s.otlp = true
-			case "none":
+			case e == "none", e == "prometheus" && of == metrics: // which is the page /metrics, and always there
+			case of == metrics:
+				return s, configInvalid(exporter, "%q is not one of otlp, prometheus, none", v)
 			default:
-				return s, configInvalid("OTEL_TRACES_EXPORTER", "%q is not one of otlp, none (a trace file is asked for with --trace-file)", v)
+				return s, configInvalid(exporter, "%q is not one of otlp, none (a trace file is asked for with --trace-file)", v)
 			}
 		}
 	}
@@ -64,7 +75,7 @@ func fromEnvironment(getenv func(string) string) (settings, error) {
 		s.endpoint = u.Scheme + "://" + u.Host + u.Path // without user and query, which may hold secrets
 	}
 
-	name = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
+	name = "OTEL_EXPORTER_OTLP_" + string(of) + "_PROTOCOL"
 	proto := getenv(name)
 	if proto == "" {
 		name = "OTEL_EXPORTER_OTLP_PROTOCOL"

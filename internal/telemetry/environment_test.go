@@ -37,7 +37,7 @@ func TestSettingsFromEnvironment(t *testing.T) {
 		"bad url is not used":     {env: map[string]string{ep: "::", "OTEL_TRACES_EXPORTER": "none"}, want: settings{endpoint: "::"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := fromEnvironment(func(k string) string { return tc.env[k] })
+			got, err := fromEnvironment(func(k string) string { return tc.env[k] }, traces)
 			if tc.field != "" {
 				requireField(t, err, fault.ConfigInvalid, tc.field)
 				return

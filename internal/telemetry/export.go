@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
@@ -23,6 +24,10 @@ type exporter struct {
 	done   chan struct{} // closed when the processor's goroutine has shut the exporter down
 	once   sync.Once
 
+	waiting atomic.Int64  // spans that ended and were not handed to an export yet
+	full    atomic.Uint64 // spans dropped because too many waited
+	failing atomic.Uint64 // spans that an export lost
+
 	mu        sync.Mutex
 	logged    time.Time
 	lostSince int
@@ -35,6 +40,7 @@ func newExporter(inner sdktrace.SpanExporter, name string, logger *slog.Logger) 
 
 // ExportSpans exports and logs a failure; it returns nil also then, because there is nobody left to tell.
 func (e *exporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
+	e.waiting.Add(-int64(len(spans)))
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(e.ctx, cancel)()
@@ -45,6 +51,7 @@ func (e *exporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpa
 }
 
 func (e *exporter) failed(err error, spans int) {
+	e.failing.Add(uint64(spans))
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.lostSince += spans

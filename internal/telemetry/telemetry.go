@@ -74,7 +74,7 @@ func Start(ctx context.Context, opt Options) (*Telemetry, error) {
 		opt.ServiceName = "kvxfer"
 	}
 	off := &Telemetry{tracer: noop.NewTracerProvider().Tracer(attr.Scope)}
-	env, err := fromEnvironment(os.Getenv)
+	env, err := fromEnvironment(os.Getenv, traces)
 	if err != nil {
 		return nil, err
 	}
@@ -91,19 +91,10 @@ func Start(ctx context.Context, opt Options) (*Telemetry, error) {
 	}
 
 	t := &Telemetry{version: opt.Version, dropAll: env.dropAll, clients: map[clientProcess]trace.Tracer{}}
-	if opt.NodeName != "" {
-		t.node = append(t.node, attr.KeyNode.String(opt.NodeName))
-	}
-	if host, err := os.Hostname(); err == nil {
-		t.node = append(t.node, keyHostName.String(host))
-	}
-	res, err := resource.New(ctx,
-		resource.WithTelemetrySDK(),
-		resource.WithAttributes(keyServiceName.String(opt.ServiceName), keyServiceVersion.String(opt.Version)),
-		resource.WithFromEnv(),
-		resource.WithAttributes(append(t.node[:len(t.node):len(t.node)], keyPID.Int(os.Getpid()))...))
+	t.node = opt.node()
+	res, err := opt.resource(ctx)
 	if err != nil {
-		return nil, configInvalid("OTEL_RESOURCE_ATTRIBUTES", "%v", err)
+		return nil, err
 	}
 
 	// The file comes first: processors are shut down in this order, and a collector that hangs must not use up the
@@ -134,6 +125,30 @@ func Start(ctx context.Context, opt Options) (*Telemetry, error) {
 	return t, nil
 }
 
+// node is what the resources of the node's own telemetry and its clients' share.
+func (opt *Options) node() (of []attribute.KeyValue) {
+	if opt.NodeName != "" {
+		of = append(of, attr.KeyNode.String(opt.NodeName))
+	}
+	if host, err := os.Hostname(); err == nil {
+		of = append(of, keyHostName.String(host))
+	}
+	return of
+}
+
+// resource says whose telemetry it is.
+func (opt *Options) resource(ctx context.Context) (*resource.Resource, error) {
+	res, err := resource.New(ctx,
+		resource.WithTelemetrySDK(),
+		resource.WithAttributes(keyServiceName.String(opt.ServiceName), keyServiceVersion.String(opt.Version)),
+		resource.WithFromEnv(),
+		resource.WithAttributes(append(opt.node(), keyPID.Int(os.Getpid()))...))
+	if err != nil {
+		return nil, configInvalid("OTEL_RESOURCE_ATTRIBUTES", "%v", err)
+	}
+	return res, nil
+}
+
 // add starts client and a batch processor on top of it.
 func (t *Telemetry) add(ctx context.Context, client otlptrace.Client, name string, logger *slog.Logger,
 	opts ...sdktrace.BatchSpanProcessorOption) error {
@@ -143,7 +158,7 @@ func (t *Telemetry) add(ctx context.Context, client otlptrace.Client, name strin
 	}
 	e := newExporter(inner, name, logger)
 	t.exporters = append(t.exporters, e)
-	t.processors = append(t.processors, sdktrace.NewBatchSpanProcessor(e, opts...))
+	t.processors = append(t.processors, newCountedProcessor(e, opts...))
 	return nil
 }
 

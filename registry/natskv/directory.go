@@ -36,6 +36,7 @@ type Directory struct {
 	err    chan error    // Err
 	beat   chan struct{} // asks the heartbeat to come soon
 	resync chan struct{} // asks the watch to start again
+	fresh  freshness
 
 	lock  chan struct{} // holds one token; owner belongs to who took it. A channel, so that waiting ends with a context.
 	owner owner
@@ -73,6 +74,7 @@ func Connect(ctx context.Context, opts Options) (*Directory, error) {
 		opts: opts, nc: nc, bucket: b,
 		err: make(chan error, 1), beat: make(chan struct{}, 1), resync: make(chan struct{}, 1), lock: make(chan struct{}, 1),
 	}
+	d.fresh.made = time.Now()
 	d.owner.caches = map[string]*ownCache{}
 	d.owner.dropped = map[string]time.Time{}
 	d.view, d.feed = registry.NewView()

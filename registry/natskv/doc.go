@@ -24,6 +24,7 @@
 //   - a process that was stopped beyond its time to live takes back a free name and reports a taken one:
 //     TestTakenOver, TestExpiredClaimIsMadeAgain
 //   - a watch that went silent is replaced: TestSilentWatchIsReplaced
+//   - how old heartbeat and view are is known by the monotonic clock: TestAges
 //   - an entry that cannot be read is logged once: TestGarbageIsLoggedOnce
 //   - twenty nodes converge: TestTwentyNodesConverge
 //   - nothing is left running after Close: every test (goleak)

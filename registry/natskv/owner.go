@@ -128,6 +128,7 @@ func (d *Directory) claim(ctx context.Context, oldEpoch string) (renewed bool, e
 			rev, err = d.bucket.create(ctx, key, raw, d.opts.TTL)
 		}
 		if err == nil {
+			d.fresh.note(&d.fresh.beat)
 			o.revision = rev
 			return renewed, nil
 		}

@@ -96,6 +96,7 @@ func (f *follower) watch() error {
 				return errWatchClosed
 			}
 			last = time.Now()
+			f.fresh.note(&f.fresh.heard)
 			if e == nil {
 				f.feed.EndSync(last.Add(f.opts.TTL))
 				if f.stale {

@@ -139,7 +139,7 @@ def test_health(daemon: Start) -> None:
     d = daemon("n0")
     assert d.get("/healthz") == (200, "ok\n")
     assert d.get("/readyz") == (200, "ok\n")
-    assert d.get("/metrics")[0] == 404
+    assert d.get("/metrics")[0] == 200
     with d.connect() as client:
         allocate(client, "cache").lease([0, 1], ttl=PATIENCE)
         code, body = d.get("/status")

@@ -203,6 +203,7 @@ def test_collector(daemon: Start, collector: Collector) -> None:
         "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
         "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment=test-of-kvxfer",
         "OTEL_BSP_SCHEDULE_DELAY": "50",
+        "OTEL_METRICS_EXPORTER": "none",  # what comes is spans
         "no_proxy": "127.0.0.1",
     }
     decode = daemon("decode", "--nats-listen", "127.0.0.1:0", env=env)

@@ -16,6 +16,7 @@ type Stats struct {
 	Committed          int    // blocks of attached caches, now
 	DiskFull           bool   // the ballast is gone; grants are refused
 	Voided             bool   // the next start serves nothing
+	DiskBytes          uint64 // what the log takes on disk, without the ballast
 	Failed             string // why the log is not written any more, "" while it is
 }
 
@@ -30,6 +31,9 @@ func (d *DB) Stats() Stats {
 		s.Committed += c.committed
 	}
 	s.DiskFull, s.Voided = d.full.Load(), d.voided
+	if !d.closed {
+		s.DiskBytes = d.p.Metrics().DiskSpaceUsage()
+	}
 	if err := d.failure(); err != nil {
 		s.Failed = err.Error()
 	}
