@@ -54,6 +54,8 @@ type Options struct {
 	Spans func(wire.ClientSpan, xfer.ClientInfo) error
 	// Status answers STATUS; nil tells Node, Epoch and Software only.
 	Status func() wire.Status
+	// Report answers REPORT with a text for people; nil: NotSupported.
+	Report func(what string) ([]byte, error)
 	Limits Limits
 	Logger *slog.Logger // nil: slog.Default
 
