@@ -150,4 +150,4 @@ def test_frame_of_a_named_provider(daemon: FakeDaemon, monkeypatch: pytest.Monke
         region = client.allocate_region("r0", 4096)
         context = f"00-{fd.TRACE_ID}-{fd.PARENT_ID}-01"
         region.writev([(0, 8, 16)], to="kvx1.abc", traceparent=context, provider="tcp")
-        assert daemon.wait_for(fd.SCATTER)[0].raw .hex() == "x"
+        assert daemon.wait_for(fd.SCATTER)[0].raw == GOLDEN["scatter_provider"]

@@ -62,7 +62,7 @@ def check_ticket(op: str, field: str, ticket: object) -> str:
 
 
 def identity(op: str, transfer_id: str, attempt: int, instance: str, provider: str) -> dict[str, Any]:
-    """The fields that name a transfer which is repeated, or made by several ranks together, and its provider."""
+    """The fields that name a transfer, where it is repeated or made by several ranks, and its provider."""
     out: dict[str, Any] = {}
     if transfer_id != "":
         if not isinstance(transfer_id, str) or not _TRANSFER_ID.fullmatch(transfer_id):
