@@ -4,10 +4,13 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
+	"log/slog"
 	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvxfer/kvxfer/internal/peertls"
 )
 
 // soon is when an end of validity is worth a word.
@@ -44,9 +47,14 @@ func (s *Subject) certificates() Check {
 		return warn("chmod 600 it", "%s may be read by others, mode %04o", s.Config.TLSKey, st.Mode&0o777)
 	}
 	left, text := time.Until(end), end.UTC().Format(time.RFC3339)
-	switch {
-	case left <= 0:
+	if left <= 0 {
 		return fail(remedy, "ended %s", text)
+	}
+	files := peertls.Files{Cert: s.Config.TLSCert, Key: s.Config.TLSKey, CA: s.Config.TLSCA}
+	_, err := peertls.Load(files, s.Config.Node, slog.New(slog.DiscardHandler))
+	switch {
+	case err != nil:
+		return fail(remedy, "%v", err)
 	case left < soon:
 		return warn(remedy, "valid until %s", text)
 	}

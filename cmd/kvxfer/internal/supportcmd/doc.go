@@ -7,5 +7,6 @@
 // Invariants, each with the test that holds it:
 //   - what could not be had is named with the reason, and the rest is there: TestBundleWithoutADaemon
 //   - the file is its user's alone and no other file is overwritten: TestBundleWithoutADaemon
+//   - docs/doctor.md lists the files: TestPageListsEveryFile
 //   - secrets planted wherever the daemon has them are not in it: test/integration test_support_holds_no_secret
 package supportcmd
