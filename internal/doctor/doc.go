@@ -9,7 +9,8 @@
 // Invariants, each with the test that holds it:
 //   - ids and their order are stable and listed in docs/doctor.md: TestPageListsEveryCheck
 //   - a check that warns or fails says what to do: TestTroubleHasARemedy
-//   - each finding follows from the host it is about: TestHosts, TestCertificates, TestPorts, TestRegistry, TestDirectories
+//   - each finding follows from the host it is about: TestHosts, TestCertificates, TestPorts, TestRegistry, TestDirectories,
+//     TestDiskOfADirectory
 //   - no finding repeats a secret of the configuration: TestNoSecretIsTold
 //   - whatever is missing in /proc and /sys, a check answers: TestEmptyHost
 package doctor

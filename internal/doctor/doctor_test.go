@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"net"
 	"os"
@@ -234,6 +235,18 @@ func TestDirectories(t *testing.T) {
 	require.NoError(t, os.Mkdir(filepath.Dir(s.Socket), 0o700))
 	require.NoError(t, os.Chmod(filepath.Dir(s.Socket), 0o777))
 	trouble(t, s.socket(), Fail, "others can replace the socket")
+}
+
+func TestDiskOfADirectory(t *testing.T) {
+	dir := t.TempDir()
+	var st unix.Stat_t
+	require.NoError(t, unix.Stat(dir, &st))
+	uevent := fmt.Sprintf("sys/dev/block/%d:%d/uevent", unix.Major(st.Dev), unix.Minor(st.Dev))
+	for name, of := range map[string]string{"sda": "sda", "sda12": "sda", "nvme0n1": "nvme0n1", "nvme0n1p2": "nvme0n1", "vdb1": "vdb"} {
+		h := machine(map[string]string{uevent: "MAJOR=8\nDEVNAME=" + name + "\n", "sys/class/block/" + of + "/queue/rotational": "1\n"})
+		assert.Equal(t, " on "+name+" (rotating, by its word: an fsync waits for it to turn)", h.disk(dir))
+	}
+	assert.Empty(t, machine(nil).disk(dir))
 }
 
 func TestCertificates(t *testing.T) {

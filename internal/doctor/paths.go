@@ -6,6 +6,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -48,7 +50,7 @@ func (s *Subject) stateDir() Check {
 		kind.name = fmt.Sprintf("file system %#x", int64(st.Type)&0xffffffff)
 	}
 	free := st.Bavail * uint64(st.Bsize)
-	text := fmt.Sprintf("%s, %s, %s free", dir, kind.name, size(free))
+	text := fmt.Sprintf("%s, %s%s, %s free", dir, kind.name, s.Host.disk(at), size(free))
 	if !made {
 		text += ", not made yet"
 	}
@@ -63,6 +65,31 @@ func (s *Subject) stateDir() Check {
 		return warn("use a disk where committed blocks are to outlive a restart of the container (--state-dir); those never outlive the machine", "%s: it is memory", text)
 	}
 	return ok("%s; each grant waits for its fsync", text)
+}
+
+var partition = regexp.MustCompile(`^(.*\d)p\d+$|^(.*\D)\d+$`)
+
+// disk says what the file system of a path is on; it decides what an fsync costs. "" where the kernel does not tell.
+func (h *Host) disk(path string) string {
+	var st unix.Stat_t
+	if unix.Stat(path, &st) != nil {
+		return ""
+	}
+	name := ""
+	for line := range strings.Lines(h.text(fmt.Sprintf("/sys/dev/block/%d:%d/uevent", unix.Major(st.Dev), unix.Minor(st.Dev)))) {
+		if v, found := strings.CutPrefix(line, "DEVNAME="); found {
+			name = strings.TrimSpace(v)
+		}
+	}
+	for _, disk := range append([]string{name}, partition.FindStringSubmatch(name)...) {
+		switch h.text("/sys/class/block/" + disk + "/queue/rotational") {
+		case "0":
+			return " on " + name + " (not rotating)"
+		case "1":
+			return " on " + name + " (rotating, by its word: an fsync waits for it to turn)"
+		}
+	}
+	return ""
 }
 
 func (s *Subject) socket() Check {

@@ -48,7 +48,7 @@ def acquainted(*daemons: Daemon) -> None:
     """Wait until the daemons know one another."""
     for d in daemons:
         with d.connect() as client:
-            until(f"{d.name} to know all", lambda: len(client.status().nodes) == len(daemons))  # noqa: B023
+            until(f"{d.name} to know all", lambda: len(client.status().nodes) == len(daemons))
 
 
 def good(steps: list[dict[str, Any]], near: str, far: str) -> None:
@@ -165,9 +165,7 @@ def test_peer_on_two_hosts(daemon: Start) -> None:
             d.stop()
 
 
-def test_support_holds_no_secret(
-    nats: NatsServer, daemon: Start, attach: Attach, tmp_path: Path
-) -> None:
+def test_support_holds_no_secret(nats: NatsServer, daemon: Start, attach: Attach, tmp_path: Path) -> None:
     """Secrets are planted wherever the daemon has some; none is in the archive, in no spelling."""
     certificates = Certificates(tmp_path / "certificates", "ours/n0=n0")
     password, user, key = secrets.token_hex(12), secrets.token_hex(8), secrets.token_bytes(32)
