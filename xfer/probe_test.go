@@ -2,6 +2,7 @@ package xfer_test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"testing"
 
@@ -236,6 +237,27 @@ func TestProbesOfPeersAreBounded(t *testing.T) {
 		assert.Equal(t, xfer.PeerRef{Node: "p0", Epoch: peerEpoch, Addr: "a:1", Tenant: "default", Provider: "fake"}, <-dialed, "at the address that it announced")
 	}
 	n.until(func() bool { return n.engine.Stats().Clients == 0 })
+}
+
+// A connection that is neither made nor refused is unreachable, whichever clock says so first.
+func TestProbeThatGetsNoAnswer(t *testing.T) {
+	n := probed(t)
+	n.dial = func(ctx context.Context) (xfer.Link, error) {
+		<-ctx.Done()
+		return nil, fault.From("dial", ctx.Err())
+	}
+	l := n.targetOf("p0")
+	require.Equal(t, wire.KindOK, l.openProbe(1, 60_000).Kind)
+	l.receive(wire.KindProbeRun, 2, wire.ProbeRun{Provider: "fake", TimeoutMillis: 20, WriteTicket: peersTicket("p0", peerEpoch, ""),
+		ReadTicket: peersTicket("p0", peerEpoch, "read")}, nil)
+	var ran wire.ProbeRan
+	f := l.answerTo(2)
+	require.NoError(t, f.Decode(&ran))
+	for _, s := range ran.Steps {
+		require.NotNil(t, s.Error)
+		assert.Equal(t, fault.PeerUnreachable, s.Error.Code)
+		assert.Equal(t, "no link within 20 ms", s.Error.Detail)
+	}
 }
 
 // A peer and a provider that report everything as done and move nothing are found out.

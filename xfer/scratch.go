@@ -3,6 +3,7 @@ package xfer
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"unsafe"
 
@@ -140,6 +141,9 @@ func (s *scratch) step(mode, ticket, provider string, timeoutMillis int64) wire.
 	}
 	out.Provider, out.Reason, out.Bytes, out.Error = ev.Provider, ev.Reason, ev.Bytes, ev.Error
 	out.Nanos = int64(s.e.o.Clock.Now() - begun)
+	if x := out.Error; x != nil && x.Code == fault.DeadlineExceeded && ev.Provider == "" { // its time was over before there was a link
+		out.Error = fault.ToWire(&fault.Error{Code: fault.PeerUnreachable, Op: x.Op, Peer: x.Peer, Detail: fmt.Sprintf("no link within %d ms", timeoutMillis)})
+	}
 	if out.Error == nil && mode == wire.ModeRead && !s.arrived(partGot) {
 		out.Error = fault.ToWire(changed())
 	}

@@ -161,7 +161,16 @@ def test_peer_on_two_hosts(daemon: Start) -> None:
         code, report = peer(near, "b")
         assert (code, report["addr"].split(":")[0]) == (0, ADDRESSES[1])
         good(report["providers"][0]["steps"], "a", "b")
-        for d in (near, far):
+
+        # Nobody has this address, so what b sends there is lost without a word, as a firewall drops it.
+        nowhere = ADDRESSES[0].rsplit(".", 1)[0] + ".99:7420"
+        dark = daemon("c", *flags, "--advertise", nowhere, "--nats", far.info["nats_url"], prefix=a.prefix)
+        acquainted(near, far, dark)
+        code, report = peer(dark, "b", "--timeout", "4s")
+        steps = report["providers"][0]["steps"]
+        assert (code, [s["verdict"] for s in steps]) == (1, ["ok", "ok", "fail", "fail"])
+        assert {s["error"]["name"] for s in steps[2:]} == {"PeerUnreachable"}
+        for d in (dark, near, far):
             d.stop()
 
 

@@ -36,7 +36,7 @@ Flags:
   --socket PATH    the daemon's socket (default: the configuration's, else $KVXFER_SOCKET or the usual path)
   --peer NODE      check the way to this node
   --provider NAME  with --peer: this provider alone
-  --timeout D      with --peer: for each step, 1ms to 10s (default 5s)
+  --timeout D      with --peer: for each step, 1ms to 10s (default 8s)
   --json           JSON instead of text
 
 Exit codes: 0 no check failed; 1 one did, or the daemon could not be asked; 2 wrong usage.
@@ -53,7 +53,8 @@ func Run(args []string, stdout, stderr io.Writer) int {
 	socket := fs.String("socket", "", "")
 	peer := fs.String("peer", "", "")
 	provider := fs.String("provider", "", "")
-	timeout := fs.Duration("timeout", 5*time.Second, "")
+	// A little more than a daemon takes to find that a connection is not made.
+	timeout := fs.Duration("timeout", 8*time.Second, "")
 	names, code, done := c.Parse(fs, args)
 	if done {
 		return code
