@@ -51,7 +51,7 @@ type both struct{ next, kept slog.Handler }
 func (b both) Enabled(ctx context.Context, l slog.Level) bool { return b.next.Enabled(ctx, l) }
 
 func (b both) Handle(ctx context.Context, rec slog.Record) error {
-	return errors.Join(b.kept.Handle(ctx, rec), b.next.Handle(ctx, rec))
+	return errors.Join(b.next.Handle(ctx, rec), b.kept.Handle(ctx, rec))
 }
 
 func (b both) WithAttrs(attrs []slog.Attr) slog.Handler {
