@@ -45,10 +45,12 @@ type PeerRef struct {
 	Epoch  string
 	Addr   string // the peer port that the ticket names; a registry's fresher word goes first
 	Tenant string
+	// Provider is the only one that may be used; "": the best that reaches the peer.
+	Provider string
 }
 
 // Dialer finds or makes the link to a peer. It returns a live link, or PeerUnreachable, StaleEpoch or VersionMismatch
-// at the latest when ctx ends.
+// at the latest when ctx ends; of a provider that ref names and that cannot be used, NotSupported or PeerUnreachable.
 type Dialer interface {
 	Dial(ctx context.Context, ref PeerRef) (Link, error)
 }

@@ -43,6 +43,10 @@ type Options struct {
 	Meter     metric.Meter // nil: nothing is measured
 	Logger    *slog.Logger
 	Limits    Limits // zero: DefaultLimits
+	// Scratch makes memory for probes, zeroed, of a size in bytes; nil: there are none.
+	Scratch func(size uint64) (Mapping, error)
+	// Locate gives what the directory knows of a node, from memory, and the providers that it announced; nil: nothing.
+	Locate func(node string) (ref PeerRef, providers []string, ok bool)
 	// ProviderWait bounds how long Drain and Close wait for a provider that owes a fence or a completion. Zero: 10 s.
 	ProviderWait time.Duration
 }
@@ -70,6 +74,9 @@ type Engine struct {
 	attempts  attempts
 	nextID    uint64
 	metrics   *metrics
+	probes    []*scratch    // of peers
+	scratches int           // those and what of them waits for its fence
+	probing   chan struct{} // held by the probe that runs
 }
 
 // New starts an engine: one goroutine a provider.
@@ -84,7 +91,7 @@ func New(o Options) *Engine {
 	e := &Engine{o: o, ctx: ctx, stop: stop,
 		clients: map[ClientID]*client{}, caches: map[uint64]*cache{}, names: map[string]*cache{}, memories: map[memoryKey]*region{},
 		leases: map[uint64]grant{}, grants: map[blockdb.LeaseID]grant{}, transfers: map[uint64]*transfer{},
-		links: map[Link]*linkState{}, sessions: map[rdma.SessionID]*linkState{}}
+		links: map[Link]*linkState{}, sessions: map[rdma.SessionID]*linkState{}, probing: make(chan struct{}, 1)}
 	e.idle = sync.NewCond(&e.mu)
 	e.metrics = newMetrics(e, o.Meter)
 	for _, p := range o.Providers {
@@ -156,6 +163,7 @@ func (e *Engine) Close() {
 		ids = append(ids, id)
 	}
 	e.mu.Unlock()
+	e.endProbes(func(*scratch) bool { return true })
 	for _, id := range ids {
 		e.ClientGone(id)
 	}

@@ -221,12 +221,16 @@ type fakeLink struct {
 	target  *fakeTarget
 	once    sync.Once
 	down    atomic.Bool
+	peer    xfer.PeerRef // default: a node called peer
 
 	mu   sync.Mutex
 	sent []wire.Frame
 }
 
 func (l *fakeLink) Peer() xfer.PeerRef {
+	if l.peer.Node != "" {
+		return l.peer
+	}
 	return xfer.PeerRef{Node: "peer", Epoch: "e", Tenant: "default"}
 }
 func (l *fakeLink) Provider() (name, reason string) { return "fake", "the only one" }
@@ -304,6 +308,7 @@ type fakeNode struct {
 	*node
 	provider *fakeProvider
 	dial     func(ctx context.Context) (xfer.Link, error)
+	dialRef  func(ref xfer.PeerRef) (xfer.Link, error) // instead of dial
 	dir      *directory
 	wg       sync.WaitGroup
 	sessions atomic.Uint64
@@ -329,7 +334,12 @@ func newFakeNode(t testing.TB, change func(*xfer.Options)) *fakeNode {
 	return n
 }
 
-func (n *fakeNode) Dial(ctx context.Context, _ xfer.PeerRef) (xfer.Link, error) { return n.dial(ctx) }
+func (n *fakeNode) Dial(ctx context.Context, ref xfer.PeerRef) (xfer.Link, error) {
+	if n.dialRef != nil {
+		return n.dialRef(ref)
+	}
+	return n.dial(ctx)
+}
 
 // source makes a link that pushes will find.
 func (n *fakeNode) source(room int) *fakeLink {

@@ -54,6 +54,7 @@ type network struct {
 	clock   func(name string) xfer.Clock
 	links   []*link
 	caches  map[string]netCache // by node, tenant and name
+	walls   map[string]bool     // "from to": no connection gets through
 	session atomic.Uint64
 	wg      sync.WaitGroup
 }
@@ -92,6 +93,7 @@ func newNode(t testing.TB, net0 *network, name, epoch string) *node {
 	})
 	nd.engine = xfer.New(xfer.Options{Node: name, Epoch: epoch, BootID: "boot", Addr: l.Addr().String(), Clock: clock,
 		Providers: []rdma.Provider{p}, Store: db, Dialer: nd, Directory: netDirectory{nd}, Finder: netDirectory{nd},
+		Scratch: func(n uint64) (xfer.Mapping, error) { return newMemory(t, n), nil }, Locate: nd.locate,
 		Tracer: noop.NewTracerProvider().Tracer(""), Logger: slog.New(slog.DiscardHandler),
 		Meter: sdkmetric.NewMeterProvider(sdkmetric.WithReader(nd.reader)).Meter("")})
 	return nd
@@ -196,6 +198,12 @@ func (nd *node) Dial(ctx context.Context, ref xfer.PeerRef) (xfer.Link, error) {
 	nd.net.mu.Unlock()
 	if peer == nil {
 		return nil, &fault.Error{Code: fault.PeerUnreachable, Op: "dial", Peer: ref.Node}
+	}
+	if nd.net.walled(nd.name, ref.Node) {
+		return nil, &fault.Error{Code: fault.PeerUnreachable, Op: "dial", Peer: ref.Node, Detail: "a wall"}
+	}
+	if ref.Provider != "" && ref.Provider != "tcp" {
+		return nil, &fault.Error{Code: fault.NotSupported, Op: "dial", Peer: ref.Node, Field: "provider"}
 	}
 	if peer.epoch != ref.Epoch {
 		return nil, &fault.Error{Code: fault.StaleEpoch, Op: "dial", Peer: ref.Node}

@@ -93,6 +93,7 @@ func (e *Engine) LinkDown(l Link, reason error) {
 	for _, answered := range asks {
 		answered(wire.Frame{}, &fault.Error{Code: fault.PeerLost, Op: "link", Peer: l.Peer().Node})
 	}
+	e.endProbes(func(s *scratch) bool { return s.ls == ls })
 	ls.askerLost()
 	ls.ownersLost()
 	e.openerLost(&ls.opens, fault.PeerLost)

@@ -2,7 +2,7 @@ package xfer
 
 import "github.com/kvxfer/kvxfer/internal/wire"
 
-// requestFrames are the frames between daemons that no transfer is behind: instances and keys. bySource says which side
+// requestFrames are the frames between daemons that no transfer is behind: instances, keys and probes. bySource says which side
 // sends them.
 var requestFrames = map[wire.Kind]struct {
 	bySource bool
@@ -14,6 +14,9 @@ var requestFrames = map[wire.Kind]struct {
 	wire.KindClaimed:     {true, (*linkState).onClaimed},
 	wire.KindFind:        {true, (*linkState).onFind},
 	wire.KindOpenBlock:   {true, (*linkState).onOpen},
+
+	wire.KindProbeOpen: {true, (*linkState).onProbeOpen},
+	wire.KindProbeRun:  {true, (*linkState).onProbeRun},
 
 	wire.KindGrantLayers: {false, (*linkState).onGrantLayers},
 	wire.KindGrantEnded:  {false, (*linkState).onGrantEnded},

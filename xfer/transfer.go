@@ -3,6 +3,7 @@ package xfer
 import (
 	"context"
 	"crypto/rand"
+	"fmt"
 	"sync"
 	"time"
 
@@ -34,6 +35,7 @@ type transfer struct {
 	transferID [16]byte
 	attempt    uint32
 	instance   string
+	provider   string  // the only one that may be used; "": any
 	region     *region // of the own memory
 	cache      *cache  // nil: raw memory
 	client     *client
@@ -107,7 +109,10 @@ func (e *Engine) start(id ClientID, p *transfer, timeoutMillis int64, who wire.T
 		return wire.PushInfo{}, err
 	}
 	p.e, p.begun, p.deadline = e, e.o.Clock.Now(), e.millis(timeoutMillis)
-	p.transferID, p.attempt, p.instance = random16(), max(1, who.Attempt), who.Instance
+	p.transferID, p.attempt, p.instance, p.provider = random16(), max(1, who.Attempt), who.Instance, who.Provider
+	if err := p.checkProvider(); err != nil {
+		return wire.PushInfo{}, err
+	}
 	if who.TransferID != "" {
 		p.transferID, _ = parseHex16(who.TransferID)
 	}
@@ -157,6 +162,22 @@ func (e *Engine) start(id ClientID, p *transfer, timeoutMillis int64, who wire.T
 	return info, nil
 }
 
+// checkProvider refuses a provider by name that this node does not have, or that does not take the own memory: nothing else
+// takes its place.
+func (p *transfer) checkProvider() error {
+	if p.provider == "" || p.region.inner[p.provider] != nil {
+		return nil
+	}
+	names := make([]string, 0, len(p.region.inner))
+	for _, x := range p.e.o.Providers {
+		if p.region.inner[x.Name()] != nil {
+			names = append(names, x.Name())
+		}
+	}
+	return &fault.Error{Code: fault.NotSupported, Op: p.op(), Region: p.name(), Field: "provider",
+		Detail: fmt.Sprintf("%.64q, allowed for this memory on this node: %q", p.provider, names)}
+}
+
 func (p *transfer) opKind() rdma.OpKind {
 	if p.write {
 		return rdma.OpWrite
@@ -175,7 +196,7 @@ func (p *transfer) handOver(layers uint32) {
 func (p *transfer) connect(ctx context.Context) {
 	defer p.cancelDial()
 	g := p.ticket
-	link, err := p.e.o.Dialer.Dial(ctx, PeerRef{Node: g.Node, Epoch: g.Epoch, Addr: g.Addr, Tenant: p.client.info.Tenant})
+	link, err := p.e.o.Dialer.Dial(ctx, PeerRef{Node: g.Node, Epoch: g.Epoch, Addr: g.Addr, Tenant: p.client.info.Tenant, Provider: p.provider})
 	if err != nil {
 		p.refused(err)
 		return

@@ -2,6 +2,8 @@
 //
 //	kvxfer serve    run this host's daemon
 //	kvxfer trace    list and show traces from trace files
+//	kvxfer doctor   say what this host can do, and what the way to a node carries
+//	kvxfer support  gather what helps to find a fault, without secrets
 //	kvxfer version  say which build this is
 //
 // Every command has --help. Exit codes: 0 done, 1 failed, 2 wrong usage.

@@ -5,6 +5,8 @@ import (
 	"io"
 	"os"
 
+	"github.com/kvxfer/kvxfer/cmd/kvxfer/internal/doctorcmd"
+	"github.com/kvxfer/kvxfer/cmd/kvxfer/internal/supportcmd"
 	"github.com/kvxfer/kvxfer/cmd/kvxfer/internal/tracecmd"
 )
 
@@ -20,6 +22,8 @@ type action struct {
 var actions = []action{
 	{"serve", "[flags]", "run this host's daemon", serve},
 	{"trace", "list|show", "look at traces in trace files", tracecmd.Run},
+	{"doctor", "[--peer NODE]", "say what this host can do, and what the way to a node carries", doctorcmd.Run},
+	{"support", "[--out FILE]", "gather what helps to find a fault, without secrets", supportcmd.Run},
 	{"version", "[--json]", "say which build this is", printVersion},
 }
 

@@ -29,6 +29,7 @@
 //   - daemon and client see each other's writes: TestWritesAreSeenBothWays
 //   - the mapping outlives the client's descriptor, Close ends it once: TestMappingOutlivesTheDescriptor
 //   - adopted memory begins anywhere in its object: TestAdoptedMemoryBeginsAnywhere
+//   - memory that the daemon makes for itself passes the same checks: TestAllocate
 //   - two objects never have one identity: TestTwoObjectsDiffer, TestProcessIdentity
 //   - a process's memory is that and can be reached, or is refused by the check's name: TestProcessRefusals
 //   - it ends with its process and never becomes another's: TestProcessEnds

@@ -19,6 +19,7 @@
 // be watched; HELLO_OK and a log line say so. The pid in HELLO is the client's own word, and only for traces.
 //
 // Invariants, each with the test that holds it:
+//   - REPORT is answered to root and the daemon's own user alone: TestReportsAreTheOperators
 //   - a live socket is never taken from its owner, a stale one is: TestSocketFile, TestSocketOfAnotherProgram
 //   - a user who is not allowed gets PermissionDenied and nothing else: TestCredentials
 //   - HELLO comes first and soon: TestHello, TestHelloTimeout

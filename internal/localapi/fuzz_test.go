@@ -14,7 +14,7 @@ var fuzzKinds = []wire.Kind{
 	wire.KindHello, wire.KindPing, wire.KindStatus, wire.KindRegisterRegion, wire.KindDeregisterRegion, wire.KindRegisterCache,
 	wire.KindDropCache, wire.KindBlocks, wire.KindEvict, wire.KindLease, wire.KindRevoke, wire.KindPush, wire.KindPushLayer,
 	wire.KindPushFinish, wire.KindPushCancel, wire.KindSpans, wire.KindError, wire.KindBind, wire.KindOK, 0, 0xff,
-	wire.KindRenew, wire.KindAdvertise, wire.KindPull, wire.KindScatter,
+	wire.KindRenew, wire.KindAdvertise, wire.KindPull, wire.KindScatter, wire.KindProbe, wire.KindReport,
 }
 
 var fuzzBodies = []string{
@@ -23,6 +23,7 @@ var fuzzBodies = []string{
 	`{"name":"kv","id":"0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f","kind":"memfd","size":4096}`,
 	`{"lease":1,"ttl_ms":5}`, `{"region":7,"mode":"read","ttl_ms":5}`, `{"region":7,"mode":"write","ticket":"t","timeout_ms":5}`,
 	`{"min_version":1,"max_version":1}`, `{"cache":-1}`, `{`,
+	`{"node":"n","provider":"tcp","bytes":1,"timeout_ms":1}`, `{"what":"log"}`,
 }
 
 // plan turns fuzz input into frames: most of them well framed, so that the input reaches what lies behind the framing.

@@ -276,6 +276,16 @@ func (e *fakeEngine) Open(ctx context.Context, c xfer.ClientID, r wire.Open, key
 	return wire.OpenInfo{Ticket: "o"}, nil
 }
 
+func (e *fakeEngine) Probe(ctx context.Context, c xfer.ClientID, r wire.Probe) (wire.ProbeInfo, error) {
+	e.note(c, "probe %s %s %d", r.Node, r.Provider, r.Bytes)
+	if e.far != nil {
+		if err := e.far(ctx); err != nil {
+			return wire.ProbeInfo{}, err
+		}
+	}
+	return wire.ProbeInfo{Node: r.Node}, nil
+}
+
 func (e *fakeEngine) LeaseInstance(ctx context.Context, c xfer.ClientID, r wire.LeaseRequest, blocks []uint32, answered func(wire.LeaseInfo)) error {
 	e.note(c, "lease of %s %v", r.Instance, blocks)
 	if e.far != nil {

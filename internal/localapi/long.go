@@ -10,7 +10,7 @@ import (
 // long says whether a request waits for other nodes. Such requests begin in their turn and end beside the queue.
 func long(r *request) bool {
 	switch r.Kind {
-	case wire.KindLookup, wire.KindOpen:
+	case wire.KindLookup, wire.KindOpen, wire.KindProbe:
 		return true
 	case wire.KindLease:
 		if !bytes.Contains(r.JSON, []byte(`"instance"`)) { // spares the common lease a second decoding
@@ -66,6 +66,13 @@ func (c *client) callLong(r *request) (body any, array []byte, err error) {
 			return nil, nil, err
 		}
 		info, err := engine.Open(c.ctx, c.id, q, r.Array)
+		return &info, nil, err
+	case wire.KindProbe:
+		var q wire.Probe
+		if err := decode(r, &q); err != nil {
+			return nil, nil, err
+		}
+		info, err := engine.Probe(c.ctx, c.id, q)
 		return &info, nil, err
 	}
 	return nil, nil, fault.New(fault.NotSupported, "request", "%s", r.Kind)

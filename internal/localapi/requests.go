@@ -38,7 +38,7 @@ func (c *client) dispatch(r request) error {
 		return err
 	case wire.KindPing, wire.KindStatus, wire.KindRevoke, wire.KindRenew,
 		wire.KindAdvertise, wire.KindPull, wire.KindScatter, wire.KindPublish, wire.KindLookup, wire.KindOpen,
-		wire.KindRegisterRegion, wire.KindDeregisterRegion, wire.KindRegisterCache, wire.KindDropCache,
+		wire.KindProbe, wire.KindReport, wire.KindRegisterRegion, wire.KindDeregisterRegion, wire.KindRegisterCache, wire.KindDropCache,
 		wire.KindBlocks, wire.KindEvict, wire.KindLease, wire.KindPush:
 	case wire.KindError:
 		closeAll(r.fds)
@@ -307,6 +307,8 @@ func (c *client) call(r *request) (body any, array []byte, err error) {
 		}
 		info, err := engine.Scatter(c.id, q, ranges)
 		return &info, nil, err
+	case wire.KindReport:
+		return c.report(r)
 	case wire.KindPush:
 		var q wire.PushRequest
 		if err := decode(r, &q); err != nil {

@@ -56,6 +56,8 @@ type Options struct {
 	Status func() wire.Status
 	// Failed counts an error that a client is told, request by request; nil: nobody does.
 	Failed func(fault.Code)
+	// Report answers REPORT with a text for people; nil: NotSupported.
+	Report func(what string) ([]byte, error)
 	Limits Limits
 	Logger *slog.Logger // nil: slog.Default
 

@@ -10,5 +10,8 @@
 //   - /metrics shows what package instrument lists, also while the block store's disk stands still: TestNodeShowsTheListedMetrics,
 //     TestStoreThatHangsIsReadOnce
 //   - a build whose gates never shut says at its start that it must not be used: test/integration test_late_writes_are_found
+//   - every provider can be checked without a daemon, and nothing is left of it: TestProvidersAreChecked
+//   - what the operator is told of the node holds no password, no ticket and no key: TestReportsHoldNoSecret,
+//     test/integration test_support_holds_no_secret
 //   - an idle node uses less than 1% of a core: test/integration test_idle
 package node

@@ -16,6 +16,7 @@ import (
 	"github.com/kvxfer/kvxfer/internal/health"
 	"github.com/kvxfer/kvxfer/internal/incarnation"
 	"github.com/kvxfer/kvxfer/internal/localapi"
+	"github.com/kvxfer/kvxfer/internal/logring"
 	"github.com/kvxfer/kvxfer/internal/peerlink"
 	"github.com/kvxfer/kvxfer/internal/peertls"
 	"github.com/kvxfer/kvxfer/internal/telemetry"
@@ -46,6 +47,7 @@ type Node struct {
 	cfg config.Config
 	log *slog.Logger
 
+	ring      *logring.Ring
 	inc       *incarnation.Incarnation
 	tel       *telemetry.Telemetry
 	met       *telemetry.Metrics
@@ -75,8 +77,10 @@ var errStarting = fault.New(fault.Draining, "ready", "the node is starting")
 func Start(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *Node, err error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
+	ring := logring.New(keptLines, keptLogBytes)
+	log = slog.New(ring.Handler(log.Handler()))
 	warnUnfenced(log)
-	n := &Node{cfg: cfg, log: log, failed: make(chan error, 1), ready: errStarting}
+	n := &Node{cfg: cfg, log: log, ring: ring, failed: make(chan error, 1), ready: errStarting}
 	defer func() {
 		if err != nil {
 			n.unwind()
@@ -238,7 +242,7 @@ func (n *Node) startEngine(context.Context) error {
 	n.wg.Go(func() { dir.run(ctx) })
 	n.engine = xfer.New(xfer.Options{
 		Node: n.cfg.Node, Epoch: n.inc.Epoch(), BootID: n.inc.BootID(), Addr: n.info.PeerAddr, Clock: clock,
-		Providers: n.providers, Store: n.store, Directory: dir, Finder: dir, Tracer: n.tel.Tracer(), Meter: n.met.Meter(), Logger: n.log,
+		Providers: n.providers, Store: n.store, Directory: dir, Finder: dir, Scratch: scratch, Locate: dir.locate, Tracer: n.tel.Tracer(), Meter: n.met.Meter(), Logger: n.log,
 		Limits: limits(n.cfg),
 	})
 	n.later(n.engine.Close)
@@ -323,7 +327,7 @@ func (n *Node) announce(ctx context.Context) error {
 func (n *Node) startLocal(context.Context) (err error) {
 	n.local, err = localapi.Serve(context.Background(), localapi.Options{
 		Path: n.cfg.Socket, Engine: n.engine, Node: n.cfg.Node, Epoch: n.inc.Epoch(), BootID: n.inc.BootID(), Software: "kvxfer " + version.Version,
-		Tenant: n.cfg.Tenant, AllowTenants: tenants(n.cfg), AllowUIDs: n.cfg.AllowUIDs, MaxClients: n.cfg.MaxClients, Spans: n.clientSpan, Status: n.status, Failed: n.engine.RequestFailed, Logger: n.log,
+		Tenant: n.cfg.Tenant, AllowTenants: tenants(n.cfg), AllowUIDs: n.cfg.AllowUIDs, MaxClients: n.cfg.MaxClients, Spans: n.clientSpan, Status: n.status, Failed: n.engine.RequestFailed, Report: n.report, Logger: n.log,
 	})
 	if err != nil {
 		return err

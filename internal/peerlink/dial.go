@@ -28,8 +28,9 @@ type flight struct {
 }
 
 // Dial returns the live link to the peer, or makes it; concurrent callers share one attempt, which goes on as long as
-// one of them waits. It fails at once when the peer refuses the connection. Errors: PeerUnreachable (also when ctx's
-// deadline passes), Cancelled, StaleEpoch, VersionMismatch, FeatureRequired, NotSupported (no provider in common),
+// one of them waits. It fails at once when the peer refuses the connection. Where ref names a provider the link uses that
+// one or is not made. Errors: PeerUnreachable (also when ctx's
+// deadline passes), Cancelled, StaleEpoch, VersionMismatch, FeatureRequired, NotSupported (no provider in common, or not the one named),
 // PermissionDenied, Draining (this node or the peer is shutting down), PeerLost, ResourceExhausted (links), Closed,
 // InvalidArgument (ref), and whatever else the peer refuses with.
 func (s *Links) Dial(ctx context.Context, ref xfer.PeerRef) (xfer.Link, error) {
@@ -41,16 +42,19 @@ func (s *Links) Dial(ctx context.Context, ref xfer.PeerRef) (xfer.Link, error) {
 	if err := requireNode("dial", ref.Node, ref.Epoch); err != nil {
 		return nil, err
 	}
+	if err := s.checkOnly(&ref); err != nil {
+		return nil, err
+	}
 	if ctx.Err() != nil {
 		return nil, waitError(ctx, &ref)
 	}
-	key := peerKey{ref.Node, ref.Epoch, ref.Tenant}
+	key := keyOf(&ref)
 	s.mu.Lock()
 	if err := s.refusal(); err != nil {
 		s.mu.Unlock()
 		return nil, err
 	}
-	if l := s.out[key]; l != nil && l.cause() == nil {
+	if l := s.ready(key); l != nil {
 		s.mu.Unlock()
 		if l.bye.Load() {
 			return nil, &fault.Error{Code: fault.Draining, Op: "dial", Peer: ref.Node, Detail: "the peer is shutting down"}
@@ -89,6 +93,40 @@ func (s *Links) Dial(ctx context.Context, ref xfer.PeerRef) (xfer.Link, error) {
 	return f.link, nil
 }
 
+// ready is the link that a dial would make, when it is there already. A link that nobody restricted serves a dial for the
+// provider that it uses; the reverse would keep a caller who has no wish on a provider that is not the best. mu is held.
+func (s *Links) ready(key peerKey) *link {
+	if l := s.out[key]; l != nil && l.cause() == nil {
+		return l
+	}
+	if key.only == "" {
+		return nil
+	}
+	if l := s.out[peerKey{key.node, key.epoch, key.tenant, ""}]; l != nil && l.provider == key.only && l.cause() == nil {
+		return l
+	}
+	return nil
+}
+
+// checkOnly refuses a provider that this node does not have.
+func (s *Links) checkOnly(ref *xfer.PeerRef) error {
+	if ref.Provider == "" || s.provider(ref.Provider) != nil {
+		return nil
+	}
+	return &fault.Error{Code: fault.NotSupported, Op: "dial", Peer: ref.Node, Field: "provider",
+		Detail: fmt.Sprintf("%.64q, this node has %q", ref.Provider, s.offered())}
+}
+
+// onlyError says of an error which provider alone was allowed. What has nothing to do with the provider stays as it is.
+func onlyError(ref *xfer.PeerRef, tried string, err error) error {
+	var e *fault.Error
+	if ref.Provider == "" || !errors.As(err, &e) || tried == "" && e.Code != fault.NotSupported {
+		return err
+	}
+	return &fault.Error{Code: e.Code, Op: "dial", Peer: ref.Node, Field: "provider",
+		Detail: fmt.Sprintf("provider %q alone was allowed, and is not usable: %s", ref.Provider, inWords(err))}
+}
+
 // waitError is what a caller gets whose ctx ended: a peer that could not be reached in time is unreachable.
 func waitError(ctx context.Context, ref *xfer.PeerRef) error {
 	code := fault.PeerUnreachable
@@ -109,7 +147,7 @@ func (s *Links) fly(ctx context.Context, f *flight, ref xfer.PeerRef) {
 	if err != nil && s.ctx.Err() != nil {
 		err = errClosed
 	}
-	key := peerKey{ref.Node, ref.Epoch, ref.Tenant}
+	key := keyOf(&ref)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err == nil {
@@ -200,13 +238,16 @@ func (s *Links) connect(ctx context.Context, ref xfer.PeerRef) (*link, error) {
 		offer, reasons := s.usable(ref)
 		l, tried, err := s.connectBy(ctx, ref, offer)
 		if err == nil {
+			if ref.Provider != "" {
+				l.reason = ref.Provider + ": the only one that was allowed"
+			}
 			if len(reasons) > 0 {
 				l.reason = fallback(l.provider, reasons)
 			}
 			return l, nil
 		}
 		if tried == "" || len(offer) == 1 || ctx.Err() != nil || !errors.Is(err, fault.ErrPeerUnreachable) {
-			return nil, err
+			return nil, onlyError(&ref, tried, err)
 		}
 		s.shun(ref, tried, err)
 	}

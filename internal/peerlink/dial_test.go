@@ -59,7 +59,7 @@ func waiting(t *testing.T, n *node, ref xfer.PeerRef, callers int) {
 	eventually(t, "callers", func() bool {
 		n.mu.Lock()
 		defer n.mu.Unlock()
-		f := n.flights[peerKey{ref.Node, ref.Epoch, ref.Tenant}]
+		f := n.flights[keyOf(&ref)]
 		return f != nil && f.waiting == callers
 	})
 }

@@ -36,6 +36,8 @@
 //   - the dialer reaches the incarnation that it wants or gets StaleEpoch: TestStaleEpoch, TestAnotherNodeAnswers
 //   - one live link a peer, epoch and tenant; who stops waiting for it disturbs nobody: TestSingleFlight,
 //     TestOneCallerGivesUp, TestReconnect
+//   - a dial that names a provider gets a link over it or an error that says why not, and shares a link that uses it already:
+//     TestOnlyTheNamedProvider
 //   - a provider that does not reach the peer is replaced by the next, with the reason, and is not tried again at once:
 //     TestProviderThatDoesNotReach, TestShunnedByEpoch, TestWhatEndsADial
 //   - a silent, stopped or unreading peer costs its own link within the heartbeat's bound, and Close is not held up:

@@ -19,13 +19,17 @@ type shunned struct {
 	until    time.Time
 }
 
-// usable lists the providers to offer to a peer, the best first, and why the others are not.
+// usable lists the providers to offer to a peer, the best first, and why the others are not. A provider that ref names is
+// tried whatever was learned: who names it wants to know.
 func (s *Links) usable(ref xfer.PeerRef) (offer []string, without []shunned) {
+	if ref.Provider != "" {
+		return []string{ref.Provider}, nil
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
 	for _, name := range s.offered() {
-		if x, ok := s.shuns[peerKey{ref.Node, ref.Epoch, name}]; ok && now.Before(x.until) {
+		if x, ok := s.shuns[way{ref.Node, ref.Epoch, name}]; ok && now.Before(x.until) {
 			without = append(without, x)
 		} else {
 			offer = append(offer, name)
@@ -43,7 +47,7 @@ func (s *Links) shun(ref xfer.PeerRef, provider string, err error) {
 			delete(s.shuns, k)
 		}
 	}
-	s.shuns[peerKey{ref.Node, ref.Epoch, provider}] = x
+	s.shuns[way{ref.Node, ref.Epoch, provider}] = x
 	s.mu.Unlock()
 	s.opt.Logger.Info("provider does not reach the peer", "peer", ref.Node, "epoch", ref.Epoch, "provider", provider, "error", err,
 		"again_after", s.opt.RetryProvider)

@@ -56,7 +56,7 @@ func (s *Links) newLink(conn net.Conn, ref xfer.PeerRef, session rdma.SessionID)
 	return l
 }
 
-func (l *link) key() peerKey { return peerKey{l.ref.Node, l.ref.Epoch, l.ref.Tenant} }
+func (l *link) key() peerKey { return keyOf(&l.ref) }
 
 // Peer says who is on the other side; Addr is the address that was dialed or that the connection came from.
 func (l *link) Peer() xfer.PeerRef { return l.ref }

@@ -30,14 +30,19 @@ type Links struct {
 	links    map[*link]struct{} // everything with a connection after its hello
 	out      map[peerKey]*link  // dialed links that are up
 	flights  map[peerKey]*flight
-	shuns    map[peerKey]shunned // by node, epoch and provider
-	stopBeat chan struct{}       // nil while there are no links
+	shuns    map[way]shunned
+	stopBeat chan struct{} // nil while there are no links
 }
 
 var _ xfer.Dialer = (*Links)(nil)
 
-// peerKey names what there is one outgoing link of.
-type peerKey struct{ node, epoch, tenant string }
+// peerKey names what there is one outgoing link of. only is the one provider that the link may use; "": the best.
+type peerKey struct{ node, epoch, tenant, only string }
+
+func keyOf(ref *xfer.PeerRef) peerKey { return peerKey{ref.Node, ref.Epoch, ref.Tenant, ref.Provider} }
+
+// way is a provider to a peer's incarnation.
+type way struct{ node, epoch, provider string }
 
 // New makes an empty set of links. It fails with InvalidArgument for an option outside its range.
 func New(opt Options) (*Links, error) {
@@ -45,7 +50,7 @@ func New(opt Options) (*Links, error) {
 	if err := opt.validate(); err != nil {
 		return nil, err
 	}
-	s := &Links{opt: opt, links: map[*link]struct{}{}, out: map[peerKey]*link{}, flights: map[peerKey]*flight{}, shuns: map[peerKey]shunned{}}
+	s := &Links{opt: opt, links: map[*link]struct{}{}, out: map[peerKey]*link{}, flights: map[peerKey]*flight{}, shuns: map[way]shunned{}}
 	s.door.max, s.lanes.max = opt.MaxHandshakes, opt.MaxHandshakes
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s, nil

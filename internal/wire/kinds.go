@@ -47,6 +47,9 @@ const (
 
 	KindSpans  Kind = 0x50 // no reply; Spans
 	KindStatus Kind = 0x51 // -> Status
+
+	KindProbe  Kind = 0x56 // Probe -> ProbeInfo
+	KindReport Kind = 0x57 // Report -> OK, array: text; for the operator
 )
 
 // Kinds of the peer protocol. The dialer of a control connection is the source of its transfers.
@@ -70,6 +73,9 @@ const (
 
 	KindFind      Kind = 0x90 // Find, array: keys -> FindInfo
 	KindOpenBlock Kind = 0x91 // OpenBlocks, array: keys -> OpenedBlocks
+
+	KindProbeOpen Kind = 0x93 // ProbeOpen -> ProbeOpened
+	KindProbeRun  Kind = 0x94 // ProbeRun -> ProbeRan
 )
 
 var kindNames = map[Kind]string{
@@ -84,6 +90,7 @@ var kindNames = map[Kind]string{
 	KindRelease: "RELEASE", KindGrant: "GRANT", KindGrantRenew: "GRANT_RENEW", KindGrantRevoke: "GRANT_REVOKE",
 	KindGrantLayers: "GRANT_LAYERS", KindGrantEnded: "GRANT_ENDED", KindClaim: "CLAIM", KindClaimed: "CLAIMED",
 	KindFind: "FIND", KindOpenBlock: "OPEN_BLOCKS",
+	KindProbe: "PROBE", KindReport: "REPORT", KindProbeOpen: "PROBE_OPEN", KindProbeRun: "PROBE_RUN",
 	KindBind: "BIND", KindFin: "FIN", KindAbort: "ABORT", KindDone: "DONE", KindEnded: "ENDED", KindPeerBye: "BYE",
 }
 

@@ -192,6 +192,7 @@ type TransferIdentity struct {
 	TransferID string `json:"transfer_id,omitempty"` // 32 hex digits; "": the daemon chooses
 	Attempt    uint32 `json:"attempt,omitempty"`     // 0: 1. A later attempt needs a lease of its own and a higher number
 	Instance   string `json:"instance,omitempty"`    // of the caller
+	Provider   string `json:"provider,omitempty"`    // the only one that may be used; "": the best that reaches the peer
 }
 
 // PullRequest starts a transfer of a read lease's blocks into own blocks, which are LEASED meanwhile.

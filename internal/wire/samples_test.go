@@ -91,6 +91,14 @@ var wireStructs = []struct {
 	{func() any { return &ClientSpan{} }, []string{"SPANS"}},
 	{func() any { return &ClientSpanEvent{} }, []string{"SPANS"}},
 	{func() any { return &Status{} }, []string{"STATUS"}},
+	{func() any { return &Probe{} }, []string{"PROBE"}},
+	{func() any { return &ProbeInfo{} }, []string{"PROBE"}},
+	{func() any { return &ProbeStep{} }, []string{"PROBE", "PROBE_RUN"}},
+	{func() any { return &Report{} }, []string{"REPORT"}},
+	{func() any { return &ProbeOpen{} }, []string{"PROBE_OPEN"}},
+	{func() any { return &ProbeOpened{} }, []string{"PROBE_OPEN"}},
+	{func() any { return &ProbeRun{} }, []string{"PROBE_RUN"}},
+	{func() any { return &ProbeRan{} }, []string{"PROBE_RUN"}},
 	{func() any { return &Bind{} }, []string{"BIND"}},
 	{func() any { return &Bound{} }, []string{"BIND"}},
 	{func() any { return &Fin{} }, []string{"FIN"}},
@@ -239,6 +247,21 @@ func goldenCases() []golden {
 	add("find", KindFind, 7, &find, keys)
 	add("ok_find", KindOK, 7, &FindInfo{Holders: []Holder{holder}}, nil)
 	add("open_blocks", KindOpenBlock, 8, &OpenBlocks{Find: find, Cache: "decode-0", TTLMillis: 30_000}, keys)
+	only := identity
+	only.Provider = "tcp"
+	add("scatter_provider", KindScatter, 20, &ScatterRequest{Region: 1, Mode: ModeRead, Ticket: sampleTicket().Encode(), TimeoutMillis: 30_000,
+		TransferIdentity: only}, AppendScatterRanges(nil, []ScatterRange{{Local: 0, Remote: 4096, Len: 64}}))
+	step := ProbeStep{Op: ModeWrite, From: "decode-0", Provider: "tcp", Reason: "the only one on both sides", Bytes: 1 << 20, Nanos: 7_000_000}
+	failed := ProbeStep{Op: ModeRead, From: "prefill-0", ByPeer: true, Error: sampleFault()}
+	add("probe", KindProbe, 21, &Probe{Node: "prefill-0", Provider: "tcp", Bytes: 1 << 20, TimeoutMillis: 10_000}, nil)
+	add("ok_probe", KindOK, 21, &ProbeInfo{Node: "prefill-0", Epoch: sampleEpoch, Addr: "[::1]:7420", Providers: []string{"shm", "tcp"},
+		Steps: []ProbeStep{step, failed}}, nil)
+	add("report", KindReport, 22, &Report{What: ReportLog}, nil)
+	add("ok_report", KindOK, 22, nil, []byte("a line\n"))
+	add("probe_open", KindProbeOpen, 9, &ProbeOpen{Bytes: 1 << 20, Seed: bytes.Repeat([]byte{7}, 32), TTLMillis: 10_000}, nil)
+	add("ok_probe_open", KindOK, 9, &ProbeOpened{WriteTicket: sampleTicket().Encode(), ReadTicket: sampleTicket().Encode()}, nil)
+	add("probe_run", KindProbeRun, 10, &ProbeRun{Provider: "tcp", WriteTicket: sampleTicket().Encode(), ReadTicket: sampleTicket().Encode(), TimeoutMillis: 9_000}, nil)
+	add("ok_probe_run", KindOK, 10, &ProbeRan{Received: true, Steps: []ProbeStep{step, failed}}, nil)
 	add("ok_open_blocks", KindOK, 8, &OpenedBlocks{Lease: sampleLease, Secret: sampleSecret(), Blocks: 3}, nil)
 	return out
 }

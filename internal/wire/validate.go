@@ -265,7 +265,12 @@ func (t *TransferIdentity) validate(op string) error {
 		}
 	}
 	if t.Instance != "" {
-		return CheckName(op, "instance", t.Instance)
+		if err := CheckName(op, "instance", t.Instance); err != nil {
+			return err
+		}
+	}
+	if t.Provider != "" {
+		return CheckName(op, "provider", t.Provider)
 	}
 	return nil
 }

@@ -142,3 +142,12 @@ def test_frames_received() -> None:
     (visible,) = (f for f in frames if f.kind == fd.EVENT_LAYERS)
     lease, layers = _wire.layers_visible(visible.array)
     assert (lease, layers.tolist()) == (103, [0, 3])
+
+
+def test_frame_of_a_named_provider(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_trace, "new_span_id", lambda: fd.PARENT_ID)
+    with kvxfer.connect(daemon.path) as client:
+        region = client.allocate_region("r0", 4096)
+        context = f"00-{fd.TRACE_ID}-{fd.PARENT_ID}-01"
+        region.writev([(0, 8, 16)], to="kvx1.abc", traceparent=context, provider="tcp")
+        assert daemon.wait_for(fd.SCATTER)[0].raw == GOLDEN["scatter_provider"]

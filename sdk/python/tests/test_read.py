@@ -114,6 +114,7 @@ def test_pull(daemon: FakeDaemon, client: kvxfer.Client, cache: kvxfer.Cache) ->
         notification=b"thanks",
         transfer_id="ab" * 16,
         attempt=2,
+        provider="tcp",
         instance="e",
     )
     got = daemon.wait_for(fd.PULL)[0]
@@ -124,6 +125,7 @@ def test_pull(daemon: FakeDaemon, client: kvxfer.Client, cache: kvxfer.Cache) ->
         "notification": base64.b64encode(b"thanks").decode(),
     }
     assert (got.body["transfer_id"], got.body["attempt"], got.body["instance"]) == ("ab" * 16, 2, "e")
+    assert got.body["provider"] == "tcp"
     assert vouched(cache) == {1: 11}, "what the own blocks held is given up with the call"
     assert not pull.poll() and pull.trace_id == fd.TRACE_ID
     daemon.peer.transfer_ended(daemon.next_id, generation=21)
@@ -169,6 +171,8 @@ def test_a_refused_pull_changes_nothing(daemon: FakeDaemon, cache: kvxfer.Cache)
         ({"transfer_id": "AB" * 16}, "transfer_id"),
         ({"transfer_id": "ab"}, "transfer_id"),
         ({"attempt": 0}, "attempt"),
+        ({"provider": "a b"}, "provider"),
+        ({"provider": 1}, "provider"),
         ({"attempt": 1 << 32}, "attempt"),
         ({"instance": "a b"}, "instance"),
         ({"notification": b"x" * 65537}, "notification"),

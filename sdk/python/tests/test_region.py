@@ -124,7 +124,13 @@ def test_deregister_fences_advertisements(daemon: FakeDaemon, region: kvxfer.Reg
 def test_scatter(daemon: FakeDaemon, client: kvxfer.Client, region: kvxfer.Region) -> None:
     ranges = [(0, 100, 8), (50, 1 << 40, 16)]
     wrote = region.writev(
-        ranges, to="kvx1.w", timeout=20, notification=b"done", transfer_id="ab" * 16, attempt=3
+        ranges,
+        to="kvx1.w",
+        timeout=20,
+        notification=b"done",
+        transfer_id="ab" * 16,
+        attempt=3,
+        provider="shm",
     )
     first = daemon.next_id
     read = region.readv(numpy.array(ranges), source="kvx1.r", timeout=20)
@@ -132,6 +138,7 @@ def test_scatter(daemon: FakeDaemon, client: kvxfer.Client, region: kvxfer.Regio
     assert got[0].array == got[1].array == struct.pack("<6Q", 0, 100, 8, 50, 1 << 40, 16)
     assert [(g.body["mode"], g.body["ticket"]) for g in got] == [("write", "kvx1.w"), ("read", "kvx1.r")]
     assert (got[0].body["notification"], got[0].body["attempt"]) == ("ZG9uZQ==", 3)
+    assert got[0].body["provider"] == "shm"
     daemon.peer.transfer_ended(first, blocks=0, bytes=24)
     assert (wrote.wait(20).bytes, wrote.released) == (24, True)
     error = {"code": 31, "name": "OutOfBounds", "may_have_written": True}

@@ -221,6 +221,7 @@ class Cache(Registered):
         transfer_id: str = "",
         attempt: int = 1,
         instance: str = "",
+        provider: str = "",
     ) -> Push:
         """Writes blocks to the lease that the ticket names, in the order of both block lists.
 
@@ -241,10 +242,14 @@ class Cache(Registered):
             attempt: 1..4294967295. A further attempt of a transfer needs the fence of the former, a lease of
                 its own and a higher number.
             instance: the caller's engine, for people.
+            provider: the only fabric that may be used, "shm" or "tcp"; nothing takes its place. "": the best
+                that reaches the peer.
 
         Raises:
             InvalidArgument: names the field, and the index of a wrong block id.
             TicketInvalid: the ticket cannot be read.
+            NotSupported: the own daemon has no such provider; where the peer has none, or it does not reach
+                there, the transfer ends with NotSupported or PeerUnreachable.
             DeadlineExceeded: the own daemon does not answer (released=False).
         """
         at = self._use("write")
@@ -254,7 +259,7 @@ class Cache(Registered):
         data = check_notification("write", notification)
         if data and layerwise:
             raise InvalidArgument("a layerwise push takes it in finish", op="write", field="notification")
-        names = identity("write", transfer_id, attempt, instance)
+        names = identity("write", transfer_id, attempt, instance, provider)
         push = Push(
             self,
             at.session,
@@ -282,6 +287,7 @@ class Cache(Registered):
         transfer_id: str = "",
         attempt: int = 1,
         instance: str = "",
+        provider: str = "",
     ) -> Pull:
         """Reads a peer's blocks into own ones, in the order of both lists.
 
@@ -296,7 +302,7 @@ class Cache(Registered):
                 was looked up.
             timeout: seconds for the whole transfer, 0.001..86400.
             notification: up to 64 KiB for the source, when everything was read.
-            traceparent, transfer_id, attempt, instance: as for :meth:`write`.
+            traceparent, transfer_id, attempt, instance, provider: as for :meth:`write`.
 
         Raises:
             InvalidArgument: names the field, and the index of a wrong block id or key.
@@ -309,7 +315,7 @@ class Cache(Registered):
         packed = pack(op, blocks, self.num_blocks)
         timeout = check_duration(op, timeout)
         note = check_notification(op, notification)
-        names = identity(op, transfer_id, attempt, instance)
+        names = identity(op, transfer_id, attempt, instance, provider)
         if note:
             names = {"notification": wire.base64(note), **names}
         if not isinstance(source, Holder):

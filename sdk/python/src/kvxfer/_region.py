@@ -115,6 +115,7 @@ class Region(Registered):
         transfer_id: str = "",
         attempt: int = 1,
         instance: str = "",
+        provider: str = "",
     ) -> Scatter:
         """Writes ranges of the region to ranges of an advertised one.
 
@@ -132,13 +133,17 @@ class Region(Registered):
             transfer_id: 32 hex digits where the caller repeats a transfer; "": a random one.
             attempt: 1..4294967295; a further attempt needs a higher number.
             instance: the caller's engine, for people.
+            provider: the only fabric that may be used, "shm" or "tcp"; nothing takes its place. "": the best
+                that reaches the peer.
 
         Raises:
             InvalidArgument: names the field, and the index of a wrong range.
             TicketInvalid: the ticket cannot be read.
+            NotSupported: the own daemon has no such provider; where the peer has none, or it does not reach
+                there, the transfer ends with NotSupported or PeerUnreachable.
             DeadlineExceeded: the own daemon does not answer (released=False).
         """
-        names = identity("writev", transfer_id, attempt, instance)
+        names = identity("writev", transfer_id, attempt, instance, provider)
         return self._scatter("writev", "write", "to", ranges, to, timeout, notification, traceparent, names)
 
     def readv(
@@ -152,6 +157,7 @@ class Region(Registered):
         transfer_id: str = "",
         attempt: int = 1,
         instance: str = "",
+        provider: str = "",
     ) -> Scatter:
         """Reads ranges of an advertised region into ranges of this one.
 
@@ -159,7 +165,7 @@ class Region(Registered):
         "read". When it ends well the advertisement lasted throughout. Until the transfer is released bytes
         may still land in the own ranges.
         """
-        names = identity("readv", transfer_id, attempt, instance)
+        names = identity("readv", transfer_id, attempt, instance, provider)
         return self._scatter(
             "readv", "read", "source", ranges, source, timeout, notification, traceparent, names
         )

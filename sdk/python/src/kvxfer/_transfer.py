@@ -61,8 +61,8 @@ def check_ticket(op: str, field: str, ticket: object) -> str:
     return ticket
 
 
-def identity(op: str, transfer_id: str, attempt: int, instance: str) -> dict[str, Any]:
-    """The fields that name a transfer which is repeated, or made by several ranks together."""
+def identity(op: str, transfer_id: str, attempt: int, instance: str, provider: str) -> dict[str, Any]:
+    """The fields that name a transfer, where it is repeated or made by several ranks, and its provider."""
     out: dict[str, Any] = {}
     if transfer_id != "":
         if not isinstance(transfer_id, str) or not _TRANSFER_ID.fullmatch(transfer_id):
@@ -75,6 +75,8 @@ def identity(op: str, transfer_id: str, attempt: int, instance: str) -> dict[str
         out["attempt"] = attempt
     if instance != "":
         out["instance"] = check_name(op, "instance", instance)
+    if provider != "":
+        out["provider"] = check_name(op, "provider", provider)
     return out
 
 

@@ -1,0 +1,198 @@
+package doctorcmd
+
+import (
+	"bytes"
+	"encoding/json"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/kvxfer/kvxfer/internal/doctor"
+	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/internal/wire"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// bare takes the settings out of the environment and gives the commands a place of their own.
+func bare(t *testing.T) (dir string) {
+	for _, kv := range os.Environ() {
+		if name, _, _ := strings.Cut(kv, "="); strings.HasPrefix(name, "KVXFER_") {
+			t.Setenv(name, "")
+			require.NoError(t, os.Unsetenv(name))
+		}
+	}
+	dir, err := os.MkdirTemp("", "kvx")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	t.Setenv("KVXFER_STATE_DIR", filepath.Join(dir, "state"))
+	t.Setenv("KVXFER_SOCKET", filepath.Join(dir, "s"))
+	t.Setenv("KVXFER_LISTEN", "127.0.0.1:0")
+	t.Setenv("KVXFER_HTTP", "127.0.0.1:0")
+	t.Setenv("KVXFER_NODE", "n0")
+	return dir
+}
+
+func run(args ...string) (code int, stdout, stderr string) {
+	var out, err bytes.Buffer
+	code = Run(args, &out, &err)
+	return code, out.String(), err.String()
+}
+
+func TestHostWithoutADaemon(t *testing.T) {
+	bare(t)
+	code, out, _ := run("--json")
+	require.Zero(t, code, out)
+	var r Report
+	require.NoError(t, json.Unmarshal([]byte(out), &r))
+	ids := make([]string, len(r.Checks))
+	for i, c := range r.Checks {
+		ids[i] = c.ID
+	}
+	assert.Equal(t, append(append([]string(nil), doctor.IDs...), "provider-shm", "provider-tcp"), ids)
+	assert.Equal(t, doctor.Warn, r.Verdict, "there is no daemon")
+	code, text, _ := run()
+	require.Zero(t, code)
+	for _, id := range ids {
+		assert.Contains(t, text, " "+id+" ")
+	}
+	t.Setenv("KVXFER_PROVIDERS", "tcp")
+	t.Setenv("KVXFER_LANES", "1000")
+	code, text, _ = run()
+	assert.Equal(t, 1, code)
+	assert.Contains(t, text, "lanes")
+	code, _, errs := run("--peer", "n1", "--json")
+	assert.Equal(t, 1, code)
+	assert.Contains(t, errs, "DaemonUnavailable")
+	for _, args := range [][]string{{"x"}, {"--provider", "tcp"}, {"--peer", "x", "--timeout", "11s"}, {"--peer", "x", "--timeout", "0s"}, {"--what"}} {
+		code, _, _ = run(args...)
+		assert.Equal(t, 2, code, args)
+	}
+	code, text, _ = run("--help")
+	assert.Zero(t, code)
+	assert.Equal(t, help, text)
+}
+
+func TestVerdictsOfSteps(t *testing.T) {
+	for _, c := range []struct {
+		provider string
+		code     fault.Code
+		want     doctor.Verdict
+		remedy   string
+	}{
+		{"shm", fault.PeerUnreachable, doctor.Warn, "two hosts"},
+		{"tcp", fault.PeerUnreachable, doctor.Fail, "from a to b"},
+		{"tcp", fault.DeadlineExceeded, doctor.Fail, "MTU"},
+		{"tcp", fault.PermissionDenied, doctor.Fail, "--tls-ca"},
+		{"tcp", fault.Internal, doctor.Fail, "Internal in docs/errors.md"},
+		{"shm", fault.NotSupported, doctor.Warn, "--providers"},
+		{"tcp", fault.StaleEpoch, doctor.Fail, "again"},
+		{"tcp", fault.Draining, doctor.Fail, "again"},
+		{"tcp", fault.VersionMismatch, doctor.Fail, "upgrade"},
+		{"tcp", fault.ResourceExhausted, doctor.Fail, "again"},
+	} {
+		v, remedy := verdict(c.provider, "a", "b", fault.ToWire(&fault.Error{Code: c.code}))
+		assert.Equal(t, c.want, v, c.code)
+		assert.Contains(t, remedy, c.remedy)
+	}
+	v, remedy := verdict("tcp", "a", "b", nil)
+	assert.Equal(t, doctor.OK, v)
+	assert.Empty(t, remedy)
+}
+
+// answering is a daemon that answers from the given table, each request by its kind and, of a probe, its provider.
+func answering(t *testing.T, st wire.Status, probes map[string]any) string {
+	path := filepath.Join(bare(t), "s")
+	l, err := net.Listen("unix", path)
+	require.NoError(t, err)
+	done := make(chan struct{})
+	t.Cleanup(func() { _ = l.Close(); <-done })
+	go func() {
+		defer close(done)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			for {
+				q, err := wire.ReadFrame(c, wire.LocalLimits)
+				if err != nil {
+					break
+				}
+				kind, body := wire.KindOK, any(nil)
+				switch q.Kind {
+				case wire.KindHello:
+					kind, body = wire.KindHelloOK, &wire.Hello{Node: "a", Version: 1}
+				case wire.KindStatus:
+					body = &st
+				case wire.KindProbe:
+					var p wire.Probe
+					if q.Decode(&p) == nil && p.Validate() == nil {
+						body = probes[p.Provider]
+					}
+				}
+				f, err := wire.NewFrame(kind, q.Request, body, nil)
+				if fe, is := body.(*fault.Error); is {
+					f, err = wire.NewError(q.Request, fe), nil
+				}
+				if err == nil {
+					_, _ = c.Write(wire.Append(nil, f))
+				}
+			}
+			_ = c.Close()
+		}
+	}()
+	return path
+}
+
+func steps(errs [4]*fault.Error) []wire.ProbeStep {
+	out := make([]wire.ProbeStep, 4)
+	for i := range out {
+		out[i] = wire.ProbeStep{Op: []string{"write", "read"}[i%2], From: []string{"a", "b"}[i/2], ByPeer: i >= 2, Bytes: ProbeBytes, Nanos: int64(time.Millisecond), Reason: "best"}
+		if errs[i] != nil {
+			out[i].Error = fault.ToWire(errs[i])
+		}
+	}
+	return out
+}
+
+func TestPeerReport(t *testing.T) {
+	blocked := &fault.Error{Code: fault.PeerUnreachable, Op: "dial", Peer: "a", Detail: "refused\x1b[2J"}
+	info := func(errs [4]*fault.Error) *wire.ProbeInfo {
+		return &wire.ProbeInfo{Node: "b", Addr: "10.0.0.2:7420", Providers: []string{"tcp", "verbs"}, Steps: steps(errs)}
+	}
+	path := answering(t, wire.Status{Node: "a", Providers: []string{"shm", "tcp"}, Nodes: []string{"a", "b"}},
+		map[string]any{"shm": info([4]*fault.Error{}), "tcp": info([4]*fault.Error{2: blocked, 3: blocked}), "none": fault.New(fault.NotFound, "probe", "no node")})
+	code, out, _ := run("--peer", "b", "--socket", path, "--json")
+	assert.Equal(t, 1, code)
+	var r PeerReport
+	require.NoError(t, json.Unmarshal([]byte(out), &r))
+	assert.Equal(t, doctor.Fail, r.Verdict)
+	require.Len(t, r.Providers, 3)
+	shm, tcp, verbs := r.Providers[0], r.Providers[1], r.Providers[2]
+	assert.Equal(t, PeerProvider{Provider: "shm", Verdict: doctor.Warn, Here: true, Remedy: shm.Remedy}, shm)
+	assert.Contains(t, shm.Remedy, "node b has no shm")
+	assert.Equal(t, PeerProvider{Provider: "verbs", Verdict: doctor.Warn, There: true, Remedy: verbs.Remedy}, verbs)
+	assert.Contains(t, verbs.Remedy, "node a has no verbs")
+	assert.Equal(t, PeerStep{From: "b", To: "a", BegunBy: "a", Op: "read", Verdict: doctor.OK, Bytes: ProbeBytes, Nanos: 1e6, Reason: "best"}, tcp.Steps[1])
+	last := tcp.Steps[3]
+	assert.Equal(t, []string{"a", "b", "b", "read", "fail"}, []string{last.From, last.To, last.BegunBy, last.Op, string(last.Verdict)})
+	assert.Contains(t, last.Remedy, "from b to a")
+
+	code, text, _ := run("--peer", "b", "--socket", path)
+	assert.Equal(t, 1, code)
+	assert.Equal(t, 2, strings.Count(text, "\nok "))
+	assert.Equal(t, 2, strings.Count(text, "\nfail"))
+	assert.Contains(t, text, "write by b: ")
+	assert.NotContains(t, text, "\x1b")
+	code, _, errs := run("--peer", "b", "--socket", path, "--provider", "none")
+	assert.Equal(t, 1, code)
+	assert.Contains(t, errs, "it knows a, b")
+}

@@ -1,0 +1,200 @@
+package doctorcmd
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/kvxfer/kvxfer/cmd/kvxfer/internal/command"
+	"github.com/kvxfer/kvxfer/cmd/kvxfer/internal/daemon"
+	"github.com/kvxfer/kvxfer/internal/doctor"
+	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/internal/wire"
+)
+
+// PeerReport is what `kvxfer doctor --peer NODE --json` prints.
+type PeerReport struct {
+	Verdict   doctor.Verdict `json:"verdict"`
+	Node      string         `json:"node"` // this one
+	Peer      string         `json:"peer"`
+	Addr      string         `json:"addr"` // of the peer
+	Providers []PeerProvider `json:"providers"`
+}
+
+// PeerProvider is the way to the peer over one provider.
+type PeerProvider struct {
+	Provider string         `json:"provider"`
+	Verdict  doctor.Verdict `json:"verdict"`
+	Here     bool           `json:"here"`             // this node has it
+	There    bool           `json:"there"`            // the peer announced it
+	Remedy   string         `json:"remedy,omitempty"` // where one side has it not
+	Steps    []PeerStep     `json:"steps,omitempty"`  // where both have it: four
+}
+
+// PeerStep is one transfer.
+type PeerStep struct {
+	From    string         `json:"from"` // whose bytes moved
+	To      string         `json:"to"`
+	BegunBy string         `json:"begun_by"` // who connected
+	Op      string         `json:"op"`       // "write" or "read", by who began it
+	Verdict doctor.Verdict `json:"verdict"`
+	Bytes   uint64         `json:"bytes"`
+	Nanos   int64          `json:"ns"`
+	Reason  string         `json:"provider_reason,omitempty"`
+	Error   *fault.Wire    `json:"error,omitempty"`
+	Remedy  string         `json:"remedy,omitempty"`
+}
+
+type peerRequest struct {
+	node, provider string
+	timeout        time.Duration
+}
+
+func runPeer(c *command.Command, socket string, q peerRequest) int {
+	r, err := askPeer(context.Background(), socket, q)
+	if err != nil {
+		return c.Fail(err)
+	}
+	if c.JSON {
+		if code := c.PrintJSON(r); code != command.OK {
+			return code
+		}
+	} else {
+		printPeer(c.Stdout, r)
+	}
+	if r.Verdict == doctor.Fail {
+		return command.Failed
+	}
+	return command.OK
+}
+
+// askPeer has the daemon probe the node over each provider in turn.
+func askPeer(ctx context.Context, socket string, q peerRequest) (*PeerReport, error) {
+	conn, err := daemon.Dial(ctx, socket, "")
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	var st wire.Status
+	if _, err := conn.Call(ctx, wire.KindStatus, nil, nil, &st); err != nil {
+		return nil, err
+	}
+	names := st.Providers
+	if q.provider != "" {
+		names = []string{q.provider}
+	}
+	r := &PeerReport{Verdict: doctor.OK, Node: st.Node, Peer: q.node}
+	var there []string
+	for _, name := range names {
+		info, err := ask(ctx, conn, wire.Probe{Node: q.node, Provider: name, Bytes: ProbeBytes, TimeoutMillis: q.timeout.Milliseconds()})
+		if err != nil {
+			return nil, known(err, st.Nodes)
+		}
+		r.Addr, there = info.Addr, info.Providers
+		r.Providers = append(r.Providers, judge(&st, info, name))
+	}
+	if q.provider == "" {
+		for _, name := range there {
+			if !slices.Contains(names, name) {
+				r.Providers = append(r.Providers, lacking(name, false, true, st.Node))
+			}
+		}
+	}
+	for _, p := range r.Providers {
+		if p.Verdict == doctor.Fail || r.Verdict == doctor.OK {
+			r.Verdict = p.Verdict
+		}
+	}
+	return r, nil
+}
+
+// ask makes one probe; the daemon bounds it by its steps.
+func ask(ctx context.Context, conn *daemon.Conn, q wire.Probe) (*wire.ProbeInfo, error) {
+	ctx, cancel := context.WithTimeout(ctx, 6*time.Duration(q.TimeoutMillis)*time.Millisecond+daemon.DefaultTimeout)
+	defer cancel()
+	var info wire.ProbeInfo
+	_, err := conn.Call(ctx, wire.KindProbe, &q, nil, &info)
+	return &info, err
+}
+
+// judge says what a probe tells of a provider.
+func judge(st *wire.Status, info *wire.ProbeInfo, name string) PeerProvider {
+	here, there := slices.Contains(st.Providers, name), slices.Contains(info.Providers, name)
+	switch {
+	case !here:
+		return lacking(name, here, there, st.Node)
+	case !there:
+		return lacking(name, here, there, info.Node)
+	}
+	p := PeerProvider{Provider: name, Verdict: doctor.OK, Here: true, There: true}
+	for _, s := range info.Steps {
+		x := PeerStep{From: s.From, To: info.Node, BegunBy: s.From, Op: s.Op, Bytes: s.Bytes, Nanos: s.Nanos, Reason: s.Reason, Error: s.Error}
+		if s.ByPeer {
+			x.To = st.Node
+		}
+		asked := x.To
+		if s.Op == wire.ModeRead {
+			x.From, x.To = x.To, x.From
+		}
+		x.Verdict, x.Remedy = verdict(name, s.From, asked, s.Error)
+		if x.Verdict == doctor.Fail || p.Verdict == doctor.OK {
+			p.Verdict = x.Verdict
+		}
+		p.Steps = append(p.Steps, x)
+	}
+	return p
+}
+
+// lacking is a provider that one of the two nodes does not have. Transfers use another one.
+func lacking(name string, here, there bool, who string) PeerProvider {
+	return PeerProvider{Provider: name, Verdict: doctor.Warn, Here: here, There: there,
+		Remedy: fmt.Sprintf("node %s has no %s: add it there (--providers), or leave it; transfers use what both have", who, name)}
+}
+
+// verdict judges a step's error. Two nodes that are not on one host have no way over shm, and none is missing.
+func verdict(provider, by, to string, w *fault.Wire) (doctor.Verdict, string) {
+	if w == nil {
+		return doctor.OK, ""
+	}
+	switch w.Code {
+	case fault.PeerUnreachable:
+		if provider == "shm" {
+			return doctor.Warn, fmt.Sprintf("nothing, where %s and %s are on two hosts: shm is for daemons that see one another's state directory; transfers use tcp", by, to)
+		}
+		return doctor.Fail, fmt.Sprintf("let connections from %s to %s at its peer address through: firewall, routes, --listen and --advertise of %s", by, to, to)
+	case fault.DeadlineExceeded, fault.PeerLost:
+		return doctor.Fail, fmt.Sprintf("find out what drops packets between %s and %s (MTU, a firewall that forgets connections), or give more time (--timeout)", by, to)
+	case fault.NotSupported:
+		return doctor.Warn, fmt.Sprintf("the daemons of %s and %s were configured or built otherwise than they announced: look at --providers", by, to)
+	case fault.PermissionDenied:
+		return doctor.Fail, fmt.Sprintf("give %s and %s certificates of authorities that both believe (--tls-cert, --tls-key, --tls-ca), with their node names", by, to)
+	case fault.StaleEpoch, fault.NotFound:
+		return doctor.Fail, "a daemon was restarted, or the registry has not told everybody yet: try again"
+	case fault.Draining:
+		return doctor.Fail, "a daemon is ending: try again when it has been started"
+	case fault.VersionMismatch, fault.FeatureRequired:
+		return doctor.Fail, "upgrade the older daemon"
+	case fault.ResourceExhausted:
+		return doctor.Fail, "try again when less is going on"
+	}
+	return doctor.Fail, "see " + w.Code.String() + " in docs/errors.md"
+}
+
+func printPeer(w io.Writer, r *PeerReport) {
+	fmt.Fprintf(w, "%s to %s (%s)\n", r.Node, r.Peer, clean(r.Addr))
+	for _, p := range r.Providers {
+		if len(p.Steps) == 0 {
+			fmt.Fprintf(w, "%-4s  %s\n      -> %s\n", p.Verdict, p.Provider, clean(p.Remedy))
+		}
+		for _, s := range p.Steps {
+			fmt.Fprintf(w, "%-4s  %-4s  %s -> %s, %s by %s: ", s.Verdict, p.Provider, s.From, s.To, s.Op, s.BegunBy)
+			if s.Error == nil {
+				fmt.Fprintf(w, "%s in %s (%s)\n", command.Bytes(s.Bytes), round(time.Duration(s.Nanos)), clean(s.Reason))
+			} else {
+				fmt.Fprintf(w, "%s\n      -> %s\n", clean(fault.FromWire(s.Error).Error()), s.Remedy)
+			}
+		}
+	}
+}
