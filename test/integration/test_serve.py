@@ -102,6 +102,7 @@ def test_sources_in_order(daemon: Start, tmp_path: Path) -> None:
     env = {"KVXFER_CONFIG": str(file), "KVXFER_NODE": "of-the-env", "KVXFER_MAX_CLIENTS": "1"}
     d = daemon("of-the-flag", env=env)  # started with --node
     assert d.info["node"] == "of-the-flag"
+    until("the log's last word of the start", lambda: "serving" in d.log())  # it follows the file by a moment
     assert [json.loads(line) for line in d.log().splitlines()][-1]["node"] == "of-the-flag"
     with d.connect(), pytest.raises(kvxfer.ResourceExhausted, match="allowed 1"):
         d.connect()
