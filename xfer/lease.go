@@ -31,6 +31,7 @@ type lease struct {
 	asking  *bindRequest // the one being answered
 	note    []byte
 	spans   receiveSpans
+	moved   rdma.Instant // when its phase changed or bytes arrived last
 }
 
 // Lease grants a lease on blocks of an own cache.
@@ -152,7 +153,11 @@ func (l *lease) run(events ...protocol.LeaseEvent) {
 		if ev.Kind == protocol.LeaseArrival {
 			l.spans.arrived(l, ev)
 		}
+		was := l.m.Phase()
 		l.effects = l.m.Step(l.effects[:0], ev)
+		if now := l.m.Phase(); now != was || now == protocol.LeaseBound && (ev.Kind == protocol.LeaseArrival || ev.Kind == protocol.LeaseFin) {
+			l.moved = ev.Now
+		}
 		for _, f := range l.effects {
 			l.apply(f)
 		}

@@ -52,6 +52,8 @@ type Options struct {
 
 	// Spans takes a client's finished span; nil discards it. Its error is logged: SPANS has no answer.
 	Spans func(wire.ClientSpan, xfer.ClientInfo) error
+	// Operator answers INSPECT, DRAIN and LOG_LEVEL; nil: NotSupported.
+	Operator Operator
 	// Status answers STATUS; nil tells Node, Epoch and Software only.
 	Status func() wire.Status
 	Limits Limits

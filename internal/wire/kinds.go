@@ -47,6 +47,10 @@ const (
 
 	KindSpans  Kind = 0x50 // no reply; Spans
 	KindStatus Kind = 0x51 // -> Status
+
+	KindInspect  Kind = 0x52 // Inspect -> InspectInfo, array: JSON rows
+	KindDrain    Kind = 0x53 // Drain -> DrainInfo
+	KindLogLevel Kind = 0x54 // LogLevel -> LogLevelInfo
 )
 
 // Kinds of the peer protocol. The dialer of a control connection is the source of its transfers.
@@ -84,6 +88,7 @@ var kindNames = map[Kind]string{
 	KindRelease: "RELEASE", KindGrant: "GRANT", KindGrantRenew: "GRANT_RENEW", KindGrantRevoke: "GRANT_REVOKE",
 	KindGrantLayers: "GRANT_LAYERS", KindGrantEnded: "GRANT_ENDED", KindClaim: "CLAIM", KindClaimed: "CLAIMED",
 	KindFind: "FIND", KindOpenBlock: "OPEN_BLOCKS",
+	KindInspect: "INSPECT", KindDrain: "DRAIN", KindLogLevel: "LOG_LEVEL",
 	KindBind: "BIND", KindFin: "FIN", KindAbort: "ABORT", KindDone: "DONE", KindEnded: "ENDED", KindPeerBye: "BYE",
 }
 
