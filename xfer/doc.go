@@ -56,5 +56,12 @@
 //     TestScatterListsAreBoundedBeforeTheyArePlanned
 //   - a part that commits while it is taken back is evicted, whoever is left: TestPartThatCommitsWhileItIsTakenBack
 //   - memory with a cache in it is never raw or gone, whichever requests meet: TestCacheMeetsTheRegionsEnd
+//   - what is unfinished says what it waits for, from its machine's state: TestPushSaysWhatItWaitsFor, TestWindowOfOthersIsNamed,
+//     TestFailedTransferSaysWhatHoldsItsMemory, TestPullSaysWhatItWaitsFor, TestWriteLeaseSaysWhatItWaitsFor, TestReadLeaseSaysWhoHoldsIt,
+//     TestPartSaysWhoDecides, TestInstanceSaysWhichRanksAreMissing
+//   - lists come in pages that show everything once, of the caller's tenant, and no secret: TestPagesShowEverythingOnce,
+//     TestInspectRefusals, TestRowsHoldNoSecrets; who looks hangs on nobody's lock: TestLookDoesNotHang; what has ended is
+//     remembered in a bound: TestPastTransfersAreBounded
+//   - a drain that is asked for ends nothing that runs: TestStopGrantingLetsRunningOnesEnd
 //   - nodes agree on durations alone, their clocks may be hours apart: TestClocksHoursApart
 package xfer
