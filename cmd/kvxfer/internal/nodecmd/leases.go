@@ -59,7 +59,7 @@ func Leases(args []string, stdout, stderr io.Writer) int {
 	if q.ID != "" {
 		return v.print(v.leaseDetails(all))
 	}
-	t := command.NewTable("LEASE", "KIND", "STATE", "MEMORY", "BLOCKS", "PEER", "TRANSFER", "ARRIVED", "ENDS IN", "CLIENT", "WAITS FOR", "SINCE")
+	t := command.NewTable("LEASE", "KIND", "STATE", "MEMORY", "BLOCKS", "PEER", "TRANSFER", "ARRIVED", "ENDS IN", "CLIENT", "WAITS FOR", "FOR")
 	for _, l := range all {
 		what, since := waiting(l.Waiting)
 		t.Row(short(l.LeaseID), l.Kind+yes(l.Part != "", " (part)"), l.State, v.memory(l.Tenant, l.Memory), l.Blocks, l.Peer, short(l.TransferID), arrived(&l),
@@ -88,13 +88,20 @@ func remaining(ms int64) string {
 	return command.Millis(ms)
 }
 
+func ends(ms int64) string {
+	if ms < 0 {
+		return "its time is over"
+	}
+	return "ends in " + command.Millis(ms)
+}
+
 func (v *invocation) leaseDetails(all []wire.LeaseRow) (text string) {
 	for i := range all {
 		l := &all[i]
 		t := command.NewTable("lease", l.LeaseID)
-		t.Row("kind", fmt.Sprintf("%s, to %s", l.Kind, l.Mode))
+		t.Row("kind", l.Kind+yes(l.Kind != l.Mode, ", to "+l.Mode))
 		add(t, "part of", l.Part)
-		t.Row("state", fmt.Sprintf("%s, granted %s ago, ends in %s", l.State, command.Millis(l.AgeMs), remaining(l.RemainingMs)))
+		t.Row("state", fmt.Sprintf("%s, granted %s ago, %s", l.State, command.Millis(l.AgeMs), ends(l.RemainingMs)))
 		addWaiting(t, l.Waiting)
 		t.Row("memory", fmt.Sprintf("%s of tenant %s, %d blocks", l.Memory, l.Tenant, l.Blocks))
 		if l.Generation != 0 {
@@ -125,7 +132,7 @@ func add(t *command.Table, name, value string) {
 func addWaiting(t *command.Table, w *wire.Waiting) {
 	if w != nil {
 		t.Row("waits for", w.Text)
-		t.Row("since", command.Millis(w.Ms)+" ("+w.For+")")
+		t.Row("for", command.Millis(w.Ms)+" ("+w.For+")")
 	}
 }
 

@@ -109,7 +109,7 @@ func transferDetails(all []wire.TransferRow) (text string) {
 		if x.State == "ENDED" {
 			t.Row("result", fmt.Sprintf("%s, %s ago, after %s", x.Result, command.Millis(x.EndedMs), command.Millis(x.AgeMs)))
 		} else {
-			t.Row("state", fmt.Sprintf("%s, begun %s ago, ends in %s at the latest", x.State, command.Millis(x.AgeMs), remaining(x.RemainingMs)))
+			t.Row("state", fmt.Sprintf("%s, begun %s ago, %s at the latest", x.State, command.Millis(x.AgeMs), ends(x.RemainingMs)))
 			addWaiting(t, x.Waiting)
 			t.Row("progress", "last "+command.Millis(x.MovedMs)+" ago")
 			add(t, "told", x.Result)

@@ -57,15 +57,15 @@ func Transfers(args []string, stdout, stderr io.Writer) int {
 			Transfers []wire.TransferRow `json:"transfers"`
 		}{all})
 	}
-	t := command.NewTable("TRANSFER", "KIND", "STATE", "MEMORY", "BLOCKS", "PEER", "PROVIDER", "MOVED", "TOOK", "LEFT", "CLIENT", "WAITS FOR", "SINCE")
+	t := command.NewTable("TRANSFER", "KIND", "STATE", "MEMORY", "BLOCKS", "PEER", "PROVIDER", "MOVED", "TOOK", "LEFT", "CLIENT", "WAITS FOR", "FOR", "ENDED")
 	for _, x := range all {
 		what, since := waiting(x.Waiting)
-		state, left := x.State, remaining(x.RemainingMs)
+		state, left, ago := x.State, remaining(x.RemainingMs), ""
 		if x.State == "ENDED" {
-			state, left, since = x.Result, "", command.Millis(x.EndedMs)+" ago"
+			state, left, ago = x.Result, "", command.Millis(x.EndedMs)+" ago"
 		}
 		t.Row(short(x.TransferID), x.Kind, state, v.memory(x.Tenant, x.Memory), x.Blocks, x.Peer, x.Provider, command.Bytes(x.Bytes), command.Millis(x.AgeMs), left,
-			owner(x.Process, x.Pid), what, since)
+			owner(x.Process, x.Pid), what, since, ago)
 	}
 	return v.print(t.String())
 }
