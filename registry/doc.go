@@ -20,6 +20,6 @@
 //   - what a resynchronisation does not show again vanishes, after a grace in which its owner may repeat it:
 //     TestSweepAfterSync
 //   - names map to keys and back without collision: TestKeysAreABijection, FuzzParseKey
-//   - a node was seen when the reader says that the directory told of it, and is forgotten with it: TestSeenFollowsTheNode
+//   - a view knows when the directory told of a node last, by the clock of who feeds it: TestToldFollowsTheNode
 //   - readers never see a half-made state and may be many: TestConcurrentReaders
 package registry

@@ -7,6 +7,9 @@
 //   - after Close no peer can touch a client's memory, and nothing of the node is left: TestNodeStartsAndStops;
 //     nor after a start that failed: TestFailedStartLeavesNothing
 //   - caches that come and go while the registry is away do not pile up: TestDirectoryKeepsTheLastWord
+//   - lists of nodes and caches come in pages that show each name once, and are bounded: TestPagesByName, TestCacheRowsAreBounded
+//   - a drain that is asked for is told to everybody and ends nothing; the log's level is changed where it is the node's:
+//     TestOperatorSteersTheNode
 //   - a build whose gates never shut says at its start that it must not be used: test/integration test_late_writes_are_found
 //   - an idle node uses less than 1% of a core: test/integration test_idle
 package node

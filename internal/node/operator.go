@@ -60,8 +60,8 @@ func (n operator) nodeRows() []wire.NodeRow {
 		rows[i] = wire.NodeRow{Node: x.Name, Own: x.Name == n.cfg.Node && x.Epoch == n.info.Epoch, Epoch: x.Epoch, PeerAddr: x.PeerAddr, HTTPAddr: x.HTTPAddr,
 			Version: x.Version, MinProtocol: x.Protocol.Min, MaxProtocol: x.Protocol.Max, Providers: x.Providers, MemoryKinds: x.MemoryKinds,
 			Draining: x.Draining, StartedMs: x.StartedUnixMs}
-		if seen, ok := view.Seen(x.Name); ok {
-			rows[i].SeenMs = max(0, time.Since(seen).Milliseconds())
+		if told, ok := view.Told(x.Name); ok {
+			rows[i].ToldMs = max(0, time.Since(told).Milliseconds())
 		}
 	}
 	return rows

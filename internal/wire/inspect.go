@@ -75,8 +75,9 @@ type NodeRow struct {
 	MemoryKinds []string `json:"memory_kinds,omitempty"`
 	Draining    bool     `json:"draining,omitempty"`
 	StartedMs   int64    `json:"started_unix_ms,omitempty"` // by that node's clock
-	// SeenMs is how long ago the directory last told of the node, in milliseconds by the answering daemon's clock.
-	SeenMs int64 `json:"seen_ms"`
+	// ToldMs is how long ago the directory last told of the node, in milliseconds by the answering daemon's clock. It is no
+	// sign of life: a node that gives none is taken out of the list.
+	ToldMs int64 `json:"told_ms"`
 }
 
 // CacheRow is one cache of the directory.
@@ -87,11 +88,12 @@ type CacheRow struct {
 	Model      string          `json:"model"`
 	Revision   string          `json:"revision,omitempty"`
 	Compat     string          `json:"compat,omitempty"`
-	Layout     json.RawMessage `json:"layout"`      // the layout object
-	LayoutText string          `json:"layout_text"` // the same for people
-	MemoryKind string          `json:"memory_kind"` // "host", "process"
-	Blocks     int             `json:"blocks"`      // how many it has
-	Bytes      int64           `json:"bytes"`       // of all of them
+	Layout     json.RawMessage `json:"layout"`              // the layout object
+	LayoutText string          `json:"layout_text"`         // the same for people
+	MemoryKind string          `json:"memory_kind"`         // "host", "process"
+	NUMANode   *int            `json:"numa_node,omitempty"` // where most of the memory lies; absent: unknown, or a host with one
+	Blocks     int             `json:"blocks"`              // how many it has
+	Bytes      int64           `json:"bytes"`               // of all of them
 	Instance   string          `json:"instance,omitempty"`
 	Rank       int             `json:"rank,omitempty"`
 	Ranks      int             `json:"ranks,omitempty"`

@@ -25,12 +25,12 @@ func sampleRows() *sampleRowSet {
 	waiting := func(what, text string) *Waiting {
 		return &Waiting{For: what, Text: text, Ms: 1500, Peer: "prefill-0", Addr: "[::1]:7420"}
 	}
-	gap := []LayerGap{{Layer: 3, Pieces: 2}}
+	gap, numa := []LayerGap{{Layer: 3, Pieces: 2}}, 1
 	return &sampleRowSet{
 		Nodes: []NodeRow{{Node: "decode-0", Own: true, Epoch: sampleEpoch, PeerAddr: "[::1]:7420", HTTPAddr: "[::1]:7421", Version: "0.1.0", MinProtocol: 1,
-			MaxProtocol: 1, Providers: []string{"shm", "tcp"}, MemoryKinds: []string{"host"}, Draining: true, StartedMs: 1_700_000_000_000, SeenMs: 1200}},
+			MaxProtocol: 1, Providers: []string{"shm", "tcp"}, MemoryKinds: []string{"host"}, Draining: true, StartedMs: 1_700_000_000_000, ToldMs: 1200}},
 		Caches: []CacheRow{{Node: "decode-0", Tenant: "default", Cache: "kv", Model: "smollm2", Revision: "r1", Compat: "fp32",
-			Layout: json.RawMessage(`{"layers":30}`), LayoutText: "HND 30L x 3H x 64D x 32T float32 tp 1/2", MemoryKind: "host", Blocks: 728, Bytes: 1_073_479_680,
+			Layout: json.RawMessage(`{"layers":30}`), LayoutText: "HND 30L x 3H x 64D x 32T float32 tp 1/2", MemoryKind: "host", NUMANode: &numa, Blocks: 728, Bytes: 1_073_479_680,
 			Instance: "decode", Rank: 1, Ranks: 2}},
 		Blocks: []BlockRow{{Block: 4, State: "COMMITTED", Generation: 13, Holds: 1, Key: "0a0b"}, {Block: 9, State: "LEASED", Generation: 14, Lease: sampleLease}},
 		Leases: []LeaseRow{{LeaseID: sampleLease, Kind: "read", Part: sampleTransfer, State: "OPEN", Tenant: "default", Memory: "kv", Mode: ModeRead, Blocks: 3,

@@ -132,7 +132,7 @@ func (f *follower) apply(e jetstream.KeyValueEntry) {
 	}
 	err := f.feed.Put(e.Key(), e.Value())
 	if err == nil {
-		f.feed.Seen(e.Key(), time.Now())
+		f.feed.Told(e.Key(), time.Now())
 		delete(f.noted, e.Key())
 		return
 	}

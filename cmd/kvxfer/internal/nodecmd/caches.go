@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
+	"strconv"
 
 	"github.com/kvxfer/kvxfer/cmd/kvxfer/internal/command"
 	"github.com/kvxfer/kvxfer/internal/wire"
@@ -14,7 +16,7 @@ const cachesHelp = `Usage:
 
 Lists the caches of all nodes that the registry knows: model, layout, memory, size, and of an engine's rank which one it is.
 LAYOUT is the order of a block, then layers (L), KV heads (H), head dimension (D) and tokens a block (T), the element type and
-the tensor parallel rank. While the registry is away the list is what it said last, and says so.
+the tensor parallel rank; NUMA, where a cache has it, is the host's memory node. While the registry is away the list is what it said last, and says so.
 
 Flags:
   --node NODE     caches of this node alone
@@ -42,13 +44,21 @@ func Caches(args []string, stdout, stderr io.Writer) int {
 			Caches []wire.CacheRow `json:"caches"`
 		}{info.Stale, all})
 	}
-	t := command.NewTable("CACHE", "NODE", "MODEL", "REVISION", "COMPAT", "LAYOUT", "MEMORY", "BLOCKS", "SIZE", "INSTANCE")
+	head := []string{"CACHE", "NODE", "MODEL", "REVISION", "COMPAT", "LAYOUT", "MEMORY", "BLOCKS", "SIZE", "INSTANCE"}
+	if slices.ContainsFunc(all, func(c wire.CacheRow) bool { return c.NUMANode != nil }) {
+		head = append(head, "NUMA")
+	}
+	t := command.NewTable(head...)
 	for _, c := range all {
 		instance := ""
 		if c.Instance != "" {
 			instance = fmt.Sprintf("%s %d/%d", c.Instance, c.Rank, c.Ranks)
 		}
-		t.Row(v.memory(c.Tenant, c.Cache), c.Node, c.Model, c.Revision, c.Compat, c.LayoutText, c.MemoryKind, c.Blocks, command.Bytes(uint64(max(0, c.Bytes))), instance)
+		numa := ""
+		if c.NUMANode != nil {
+			numa = strconv.Itoa(*c.NUMANode)
+		}
+		t.Row(v.memory(c.Tenant, c.Cache), c.Node, c.Model, c.Revision, c.Compat, c.LayoutText, c.MemoryKind, c.Blocks, command.Bytes(uint64(max(0, c.Bytes))), instance, numa)
 	}
 	return v.print(yes(info.Stale, staleNotice) + t.String())
 }

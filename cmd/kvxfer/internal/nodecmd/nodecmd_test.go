@@ -45,6 +45,7 @@ type fakeDaemon struct {
 	hellos  []wire.Hello
 	page    int // rows in an answer; 0: all
 	stale   bool
+	numa    *int
 	left    []wire.DrainInfo // answers to DRAIN, one after another; the last one for ever
 	refusal error
 	rows    map[string][]json.RawMessage
@@ -161,15 +162,15 @@ func set[T any](t *testing.T, d *fakeDaemon, what string, rows ...T) {
 func fill(t *testing.T, d *fakeDaemon) {
 	set(t, d, wire.InspectNodes,
 		wire.NodeRow{Node: "decode-0", Epoch: epoch, PeerAddr: "10.0.0.2:7420", Version: "0.1.0", MinProtocol: 1, MaxProtocol: 1, Providers: []string{"shm", "tcp"},
-			MemoryKinds: []string{"host", "process"}, Draining: true, SeenMs: 4200},
+			MemoryKinds: []string{"host", "process"}, Draining: true, ToldMs: 4200},
 		wire.NodeRow{Node: "prefill-0", Own: true, Epoch: epoch, PeerAddr: "10.0.0.1:7420", HTTPAddr: "127.0.0.1:7421", Version: "0.1.0", MinProtocol: 1, MaxProtocol: 2,
-			Providers: []string{"tcp"}, MemoryKinds: []string{"host"}, SeenMs: 800})
+			Providers: []string{"tcp"}, MemoryKinds: []string{"host"}, ToldMs: 800})
 	layout := json.RawMessage(`{"layers":30}`)
 	set(t, d, wire.InspectCaches,
 		wire.CacheRow{Node: "decode-0", Tenant: "default", Cache: "decode-0", Model: "smollm2", Layout: layout, LayoutText: "HND 30L x 3H x 64D x 32T float32 tp 0/1",
 			MemoryKind: "host", Blocks: 728, Bytes: 1 << 30},
 		wire.CacheRow{Node: "prefill-0", Tenant: "default", Cache: "rank-1", Model: "smollm2", Revision: "r1", Compat: "fp32", Layout: layout,
-			LayoutText: "HND 30L x 3H x 64D x 32T float32 tp 1/2", MemoryKind: "process", Blocks: 16, Bytes: 4096, Instance: "decode", Rank: 1, Ranks: 2})
+			LayoutText: "HND 30L x 3H x 64D x 32T float32 tp 1/2", MemoryKind: "process", NUMANode: d.numa, Blocks: 16, Bytes: 4096, Instance: "decode", Rank: 1, Ranks: 2})
 	var blocks []wire.BlockRow
 	for b := range uint32(64) {
 		blocks = append(blocks, wire.BlockRow{Block: b, State: "COMMITTED", Generation: 13})
@@ -211,11 +212,12 @@ func TestGoldenOutputs(t *testing.T) {
 		run   func([]string, io.Writer, io.Writer) int
 		args  []string
 		stale bool
+		numa  int
 	}{
 		"nodes":       {run: Nodes},
 		"nodes_stale": {run: Nodes, stale: true},
 		"caches":      {run: Caches},
-		"caches_all":  {run: Caches, args: []string{"--all-tenants"}},
+		"caches_all":  {run: Caches, args: []string{"--all-tenants"}, numa: 1},
 		"blocks":      {run: Blocks, args: []string{"decode-0"}},
 		"blocks_each": {run: Blocks, args: []string{"decode-0", "--each", "--limit", "2"}},
 		"leases":      {run: Leases},
@@ -225,8 +227,10 @@ func TestGoldenOutputs(t *testing.T) {
 		for _, form := range []string{"txt", "json"} {
 			t.Run(name+"."+form, func(t *testing.T) {
 				d := serve(t)
+				if d.stale = c.stale; c.numa > 0 {
+					d.numa = &c.numa
+				}
 				fill(t, d)
-				d.stale = c.stale
 				args := c.args
 				if form == "json" {
 					args = append([]string{"--json"}, args...)

@@ -13,8 +13,9 @@ import (
 const nodesHelp = `Usage:
   kvxfer nodes [--socket PATH] [--json]
 
-Lists the nodes that the registry knows, as this host's daemon sees them. "*" marks the daemon that answers; SEEN is how long
-ago the registry last told of a node. While the registry is away the list is what it said last, and says so.
+Lists the nodes that the registry knows, as this host's daemon sees them. "*" marks the daemon that answers; TOLD is how long
+ago the registry last told of a node, which is no sign of life: a node that gives none is taken out of the list. While the
+registry is away the list is what it said last, and says so.
 
 Flags:
 ` + commonFlags + `
@@ -39,14 +40,14 @@ func Nodes(args []string, stdout, stderr io.Writer) int {
 			Nodes []wire.NodeRow `json:"nodes"`
 		}{info.Stale, all})
 	}
-	t := command.NewTable("NODE", "ADDRESS", "VERSION", "PROTOCOL", "PROVIDERS", "MEMORY", "STATE", "SEEN", "EPOCH")
+	t := command.NewTable("NODE", "ADDRESS", "VERSION", "PROTOCOL", "PROVIDERS", "MEMORY", "STATE", "TOLD", "EPOCH")
 	for _, n := range all {
 		state := "serving"
 		if n.Draining {
 			state = "draining"
 		}
 		t.Row(n.Node+yes(n.Own, " *"), n.PeerAddr, n.Version, fmt.Sprintf("%d-%d", n.MinProtocol, n.MaxProtocol), strings.Join(n.Providers, ","),
-			strings.Join(n.MemoryKinds, ","), state, command.Millis(n.SeenMs), short(n.Epoch))
+			strings.Join(n.MemoryKinds, ","), state, command.Millis(n.ToldMs), short(n.Epoch))
 	}
 	return v.print(yes(info.Stale, staleNotice) + t.String())
 }

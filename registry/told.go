@@ -5,9 +5,8 @@ import (
 	"time"
 )
 
-// Seen notes that the directory told of the entry under key at that moment of the reader's clock: a change, or the
-// heartbeat that repeats it.
-func (f *Feed) Seen(key string, now time.Time) {
+// Told notes that the directory told of the entry under key at that moment of the reader's clock.
+func (f *Feed) Told(key string, now time.Time) {
 	k, err := ParseKey(key)
 	if err != nil || !k.IsNode() {
 		return
@@ -15,16 +14,16 @@ func (f *Feed) Seen(key string, now time.Time) {
 	f.v.mu.Lock()
 	defer f.v.mu.Unlock()
 	if _, known := f.v.nodes[k.Node]; known {
-		f.v.seen[k.Node] = now
+		f.v.told[k.Node] = now
 	}
 }
 
-// Seen says when the directory last told of a node; false: the node is not known. A live node's heartbeats come several
-// times in an entry's time to live, as long as the view is connected.
-func (v *View) Seen(node string) (time.Time, bool) {
+// Told says when the directory last told of a node: of a change, or when it showed everything again. It is no sign of life:
+// a node that gives none is taken out of the view. false: the node is not known.
+func (v *View) Told(node string) (time.Time, bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	t, ok := v.seen[node]
+	t, ok := v.told[node]
 	return t, ok
 }
 
