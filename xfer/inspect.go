@@ -53,7 +53,7 @@ func (k *look) lock(mu *sync.Mutex) bool {
 
 // busy says that a lock was not to be had.
 func busy() *wire.Waiting {
-	return &wire.Waiting{For: wire.WaitSettlement, Text: "this node's own work on it, which has not let go of it for " + lockPatience.String() + ": a slow disk or system call, or much at a time"}
+	return &wire.Waiting{For: wire.WaitSettlement, Text: "this node, which is at work on it and lets nobody look: a slow disk or system call, or much at a time"}
 }
 
 func (k *look) waits(what, text string, since rdma.Instant) *wire.Waiting {

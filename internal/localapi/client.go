@@ -47,6 +47,7 @@ type client struct {
 	id       xfer.ClientID // 0: an observer
 	info     xfer.ClientInfo
 	observer bool
+	spare    bool // beyond MaxClients: nobody but an observer
 
 	longs   atomic.Int64   // requests that wait for other nodes
 	longing sync.WaitGroup // their goroutines; begun by the queue's
@@ -232,6 +233,9 @@ func (c *client) hello(f wire.Frame, nfds int, watched bool) (wire.Frame, error)
 	}
 	if h.Pid < 0 || h.Pid > math.MaxInt32 {
 		return wire.Frame{}, fault.Invalid("hello", "pid", "%d, allowed 0..%d", h.Pid, math.MaxInt32)
+	}
+	if c.spare && !h.Observer {
+		return wire.Frame{}, fault.New(fault.ResourceExhausted, "connect", "%d clients are connected, allowed %d", c.s.o.MaxClients, c.s.o.MaxClients)
 	}
 	if h.Tenant == "" {
 		h.Tenant = c.s.o.Tenant

@@ -35,7 +35,8 @@
 //   - a client that does not read is cut off, and the engine never waits: TestClientThatDoesNotRead, TestWriteTimeout
 //   - ClientGone comes once, last, on EOF and on the process's exit: TestClientGone, TestProcessExit
 //   - no number is taken for a process that cannot be seen, and the client is told: TestUnseenProcess
-//   - an observer is no client of the engine, is served while it drains, and reaches no memory: TestObserver
+//   - an observer is no client of the engine, is served while it drains, and reaches no memory: TestObserver; operators get in as
+//     observers where all places are taken, others do not: TestMaxClients
 //   - a drain is waited for beside the queue, by its own time: TestDrainIsWaitedForBesideTheQueue
 //   - only root and the daemon's own user see other tenants, drain and set the log's level: TestOperatorIsAskedForWhoMay
 //   - nothing is left after Close: TestClose, and goleak over all tests

@@ -19,6 +19,9 @@ type Operator interface {
 	LogLevel(level string) (wire.LogLevelInfo, error)
 }
 
+// spareObservers is how many connections beyond MaxClients operators may have, to look.
+const spareObservers = 4
+
 // operates says whether a user may look at other tenants and steer the daemon: root and the daemon's own user.
 func operates(uid int) bool { return uid == 0 || uid == os.Geteuid() }
 
