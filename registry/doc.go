@@ -20,5 +20,6 @@
 //   - what a resynchronisation does not show again vanishes, after a grace in which its owner may repeat it:
 //     TestSweepAfterSync
 //   - names map to keys and back without collision: TestKeysAreABijection, FuzzParseKey
+//   - a view knows when the directory told of a node last, by the clock of who feeds it: TestToldFollowsTheNode
 //   - readers never see a half-made state and may be many: TestConcurrentReaders
 package registry

@@ -17,8 +17,9 @@ type View struct {
 	nodes     map[string]Node
 	caches    map[Key]Cache
 	connected bool
-	sorted    *sortedView   // nil after a change, made again by the next reader
-	changed   chan struct{} // nil while nobody waits
+	told      map[string]time.Time // nodes: when the directory last told of them
+	sorted    *sortedView          // nil after a change, made again by the next reader
+	changed   chan struct{}        // nil while nobody waits
 }
 
 // sortedView is the form that lists are answered from; it is never changed once made.
@@ -29,7 +30,7 @@ type sortedView struct {
 
 // NewView makes an empty view and the feed that fills it.
 func NewView() (*View, *Feed) {
-	v := &View{nodes: map[string]Node{}, caches: map[Key]Cache{}}
+	v := &View{nodes: map[string]Node{}, caches: map[Key]Cache{}, told: map[string]time.Time{}}
 	return v, &Feed{v: v, slots: map[Key]*slot{}}
 }
 
@@ -220,6 +221,7 @@ func (f *Feed) drop(k Key) {
 	defer f.v.mu.Unlock()
 	if k.IsNode() {
 		delete(f.v.nodes, k.Node)
+		delete(f.v.told, k.Node)
 	} else {
 		delete(f.v.caches, k)
 	}

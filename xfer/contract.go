@@ -2,6 +2,7 @@ package xfer
 
 import (
 	"context"
+	"time"
 
 	"github.com/kvxfer/kvxfer/internal/wire"
 	"github.com/kvxfer/kvxfer/rdma"
@@ -53,6 +54,20 @@ type PeerRef struct {
 // at the latest when ctx ends; of a provider that ref names and that cannot be used, NotSupported or PeerUnreachable.
 type Dialer interface {
 	Dial(ctx context.Context, ref PeerRef) (Link, error)
+}
+
+// DialWatcher is a Dialer that says how far it is.
+type DialWatcher interface {
+	// Dialing tells of the attempt under way to reach a peer; false: there is none.
+	Dialing(ref PeerRef) (DialState, bool)
+}
+
+// DialState is how far an attempt to reach a peer is.
+type DialState struct {
+	Addr   string        // that is tried now
+	Step   string        // what is done there: "connect", "hello", "session"
+	For    time.Duration // for how long
+	Before string        // why what was tried before did not work
 }
 
 // Link is a control connection with its payload session. The side that dialed is the source of all transfers on it.

@@ -62,5 +62,12 @@
 //   - what is counted for every operation is an atomic addition, that allocates nothing: TestCountingAnOperationAllocatesNothing
 //   - metrics say how transfers, leases and fences ended and what is HELD or quarantined, and leave nothing counted behind:
 //     TestMetricsOfTransfers, TestMetricsOfFences, TestMetricsOfAFullWindow, and every test of several nodes at its end
+//   - what is unfinished says what it waits for, from its machine's state: TestPushSaysWhatItWaitsFor, TestWindowOfOthersIsNamed,
+//     TestFailedTransferSaysWhatHoldsItsMemory, TestPullSaysWhatItWaitsFor, TestWriteLeaseSaysWhatItWaitsFor, TestReadLeaseSaysWhoHoldsIt,
+//     TestPartSaysWhoDecides, TestInstanceSaysWhichRanksAreMissing
+//   - lists come in pages that show everything once, of the caller's tenant, and no secret: TestPagesShowEverythingOnce,
+//     TestInspectRefusals, TestRowsHoldNoSecrets; who looks hangs on nobody's lock: TestLookDoesNotHang; what has ended is
+//     remembered in a bound: TestPastTransfersAreBounded
+//   - a drain that is asked for ends nothing that runs: TestStopGrantingLetsRunningOnesEnd
 //   - nodes agree on durations alone, their clocks may be hours apart: TestClocksHoursApart
 package xfer

@@ -77,6 +77,8 @@ type Engine struct {
 	probes    []*scratch    // of peers
 	scratches int           // those and what of them waits for its fence
 	probing   chan struct{} // held by the probe that runs
+
+	ended pastTransfers // with a lock of its own
 }
 
 // New starts an engine: one goroutine a provider.
@@ -112,12 +114,7 @@ func (e *Engine) SetDialer(d Dialer) { e.o.Dialer = d }
 // Drain stops granting and starting, waits for what runs until ctx ends, then ends the rest with Draining and waits
 // for its fences. After it returns nothing of a client's memory can be touched by a peer.
 func (e *Engine) Drain(ctx context.Context) {
-	e.mu.Lock()
-	e.draining = true
-	e.mu.Unlock()
-	for _, l := range e.allGrants() { // nobody can bind these any more, so there is nothing to wait for
-		l.revokeUnbound(fault.Draining)
-	}
+	e.StopGranting()
 	e.waitIdle(ctx)
 	for _, l := range e.allGrants() {
 		l.revoke(fault.Draining)

@@ -23,8 +23,8 @@ type permit struct {
 	part    *part // of an instance's lease; nil: it is whole
 	quota   *int  // under Engine.mu: counts it, where not the client's own leases do
 
-	state leaseState   // as it is counted, under its own lock
-	since rdma.Instant // when it was granted
+	state   leaseState // as it is counted, under its own lock
+	granted rdma.Instant
 }
 
 func (p *permit) terms() *permit { return p }
@@ -48,6 +48,8 @@ type grant interface {
 	renew(deadline rdma.Instant) error
 	// bind answers a BIND that has been checked.
 	bind(*bindRequest, rdma.Instant)
+	// row describes it; what it can say without its lock where that is held for long.
+	row(*look) wire.LeaseRow
 }
 
 // bindRequest is a BIND with what its answer needs.
@@ -89,7 +91,7 @@ func (e *Engine) admitGrant(op string, id ClientID, g grant) error {
 		p.quota = &c.leases
 	}
 	*p.quota++
-	p.id = e.id()
+	p.id, p.granted = e.id(), e.o.Clock.Now()
 	e.leases[p.id], e.grants[p.grantID] = g, g
 	return nil
 }

@@ -52,6 +52,7 @@ func (e *Engine) LeaseInstance(ctx context.Context, id ClientID, r wire.LeaseReq
 
 	deadline := e.millis(r.TTLMillis)
 	w := newWhole(e, &r, ranks, blocks)
+	w.ends = deadline
 	w.mu.Lock()
 	err = e.admitGrant(op, id, w)
 	w.mu.Unlock()

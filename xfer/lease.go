@@ -31,6 +31,7 @@ type lease struct {
 	asking  *bindRequest // the one being answered
 	note    []byte
 	spans   receiveSpans
+	moved   rdma.Instant // when its phase changed or bytes arrived last
 }
 
 // Lease grants a lease on blocks of an own cache.
@@ -76,7 +77,7 @@ func (e *Engine) writeLease(ctx context.Context, id ClientID, ca *cache, r wire.
 		fail(span, err)
 		return wire.LeaseInfo{}, err
 	}
-	l.begun()
+	l.countIn()
 	l.stop = e.o.Clock.AfterFunc(deadline, l.tick)
 	span.SetAttributes(attr.KeyLeaseID.String(hex16(l.grantID)))
 	if pt != nil {
@@ -153,7 +154,11 @@ func (l *lease) run(events ...protocol.LeaseEvent) {
 		if ev.Kind == protocol.LeaseArrival {
 			l.spans.arrived(l, ev)
 		}
+		was := l.m.Phase()
 		l.effects = l.m.Step(l.effects[:0], ev)
+		if now := l.m.Phase(); now != was || now == protocol.LeaseBound && (ev.Kind == protocol.LeaseArrival || ev.Kind == protocol.LeaseFin) {
+			l.moved = ev.Now
+		}
 		for _, f := range l.effects {
 			l.apply(f)
 		}

@@ -207,9 +207,8 @@ func (p *permit) inState(s leaseState) {
 	}
 }
 
-// begun counts a permission in. The caller holds its lock.
-func (p *permit) begun() {
-	p.since = p.e.o.Clock.Now()
+// countIn counts a permission. The caller holds its lock.
+func (p *permit) countIn() {
 	p.state = leaseGranted
 	p.e.metrics.leases[p.kind()][leaseGranted].Add(1)
 }
@@ -219,7 +218,7 @@ func (p *permit) over(code fault.Code) {
 	p.inState(leaseUncounted)
 	m, k := p.e.metrics, p.kind()
 	m.ended[k].add(code)
-	m.leaseTime.Record(context.Background(), seconds(p.e.o.Clock.Now()-p.since), m.leaseOpts[k]...)
+	m.leaseTime.Record(context.Background(), seconds(p.e.o.Clock.Now()-p.granted), m.leaseOpts[k]...)
 }
 
 func leaseStateOf(p protocol.LeasePhase) leaseState {

@@ -29,7 +29,8 @@ type offer struct {
 	effects []protocol.OfferEffect
 	stop    func() bool
 	holders map[uint64]*holder
-	last    uint64 // holder number
+	last    uint64       // holder number
+	moved   rdma.Instant // when a holder came, went or moved bytes last, or the end was decided
 }
 
 // holder is one transfer under an offer, with a window of its own.
@@ -41,6 +42,7 @@ type holder struct {
 	note  []byte
 	asked uint64 // the request of its RELEASE; 0: none
 	stop  func() bool
+	moved rdma.Instant // when it was bound, moved bytes last, or its fence began
 }
 
 // readFor says for whom a read lease is: nothing, for the cache's client.
@@ -121,7 +123,7 @@ func (o *offer) begin(op string, id ClientID, take func() error) error {
 		o.e.dropGrant(&o.permit)
 		return err
 	}
-	o.begun()
+	o.countIn()
 	o.stop = o.e.o.Clock.AfterFunc(o.m.Deadline(), o.tick)
 	if o.part != nil {
 		o.part.granted(o, 0)
@@ -191,7 +193,11 @@ func (o *offer) run(events ...protocol.OfferEvent) {
 	for i := 0; i < len(o.queue); i++ {
 		ev := o.queue[i]
 		ev.Now = o.e.o.Clock.Now()
+		was := o.m.Phase()
 		o.effects = o.m.Step(o.effects[:0], ev)
+		if ev.Kind != protocol.OfferTick && ev.Kind != protocol.OfferRenew || o.m.Phase() != was {
+			o.moved = ev.Now
+		}
 		for _, f := range o.effects {
 			o.apply(f)
 		}
@@ -253,6 +259,7 @@ func (o *offer) openWindow(h *holder, deadline rdma.Instant) {
 	}
 	b.key = key
 	b.handle = b.ls.addBound(key, h)
+	h.moved = o.moved
 	h.arm(deadline)
 	h.spans.bound()
 	answer := wire.Bound{Handle: b.handle, Key: uint64(key), RemainingMillis: max(1, ceilMillis(deadline-o.e.o.Clock.Now()))}
@@ -277,6 +284,7 @@ func (h *holder) arm(deadline rdma.Instant) {
 // fence runs outside the lock: it may wait for a system call in progress.
 func (o *offer) fence(h *holder, code fault.Code) {
 	target, key := h.bind.ls.link.Target(), h.bind.key
+	h.moved = o.e.o.Clock.Now()
 	done, counted := h.spans.fencing(&o.permit, code), o.e.metrics.fencing(o.e, h.bind.ls.metrics)
 	o.e.wg.Go(func() {
 		err := target.Fence(key)
@@ -371,7 +379,12 @@ func (o *offer) usage() *usage {
 }
 
 func (h *holder) arrived(ev *rdma.Event) {
-	h.o.step(protocol.OfferEvent{Kind: protocol.OfferArrival, Holder: h.id, Tag: ev.Tag, Bytes: ev.Bytes})
+	h.o.mu.Lock()
+	defer h.o.mu.Unlock()
+	h.o.run(protocol.OfferEvent{Kind: protocol.OfferArrival, Holder: h.id, Tag: ev.Tag, Bytes: ev.Bytes})
+	if !h.o.m.Fencing(h.id) {
+		h.moved = h.o.moved
+	}
 }
 
 func (h *holder) fin(pieces uint64, note []byte) {

@@ -22,6 +22,8 @@ type asker interface {
 	claim(transfer string, attempt uint32, answered func(error)) (forget func())
 	layers(layers []uint32)
 	ended(ev wire.LeaseEvent, note []byte)
+	// node is where it is.
+	node() string
 }
 
 // part is the owner's side of one rank's part in an instance's lease. What it permits is a lease or an offer like any
@@ -37,6 +39,7 @@ type part struct {
 	g          grant
 	claims     map[claimKey]*claim
 	waiting    int
+	asked      rdma.Instant // when the asker was asked last
 	over       bool
 	doomed     bool   // its end was asked for: what it commits all the same is evicted
 	generation uint64 // not 0: over, with its blocks COMMITTED under it
@@ -85,6 +88,7 @@ func (pt *part) bind(b *bindRequest, deadline rdma.Instant) {
 			pt.claims = map[claimKey]*claim{}
 		}
 		pt.claims[c.key] = c
+		pt.asked = pt.e.o.Clock.Now()
 		pt.waiting++
 		c.stop = pt.e.o.Clock.AfterFunc(deadline, func() {
 			pt.decide(c, fault.New(fault.DeadlineExceeded, "bind", "the node that made the lease did not answer in the transfer's time"))

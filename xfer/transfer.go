@@ -43,6 +43,7 @@ type transfer struct {
 	ticket     wire.TicketGrant
 	deadline   rdma.Instant
 	begun      rdma.Instant
+	traceID    string
 	cancelDial context.CancelFunc
 	own        blockdb.LeaseID // pull: under which the own blocks are LEASED
 	generation uint64          // pull: which they will have
@@ -61,6 +62,9 @@ type transfer struct {
 	bytes   uint64       // whose placement is confirmed
 	cause   *fault.Error // the richest account of the failure that was heard
 	flight  flightClock
+	asked   rdma.Instant      // when BIND was sent
+	moved   rdma.Instant      // when anything but time last moved it
+	end     *wire.TransferRow // how it ended, once that is told
 	spans   sendSpans
 }
 
@@ -155,6 +159,7 @@ func (e *Engine) start(id ClientID, p *transfer, timeoutMillis int64, who wire.T
 		return wire.PushInfo{}, err
 	}
 	info := p.spans.begin(p, traceparent, spanID)
+	p.traceID = info.TraceID
 	p.stops = append(p.stops, e.o.Clock.AfterFunc(p.deadline, p.tick))
 	ready()
 	e.wg.Go(func() { p.connect(dial) }) // before the lock is dropped: while the transfer runs, Close waits
@@ -196,7 +201,7 @@ func (p *transfer) handOver(layers uint32) {
 func (p *transfer) connect(ctx context.Context) {
 	defer p.cancelDial()
 	g := p.ticket
-	link, err := p.e.o.Dialer.Dial(ctx, PeerRef{Node: g.Node, Epoch: g.Epoch, Addr: g.Addr, Tenant: p.client.info.Tenant, Provider: p.provider})
+	link, err := p.e.o.Dialer.Dial(ctx, p.peerRef())
 	if err != nil {
 		p.refused(err)
 		return
@@ -211,7 +216,7 @@ func (p *transfer) connect(ctx context.Context) {
 		p.run(protocol.TransferEvent{Kind: protocol.TransferPeerLost})
 		return
 	}
-	p.ls = ls
+	p.ls, p.asked = ls, p.e.o.Clock.Now()
 	p.spans.binding(p)
 	remaining := p.deadline - p.e.o.Clock.Now()
 	if remaining < rdma.Instant(time.Millisecond) {
@@ -229,6 +234,12 @@ func (p *transfer) connect(ctx context.Context) {
 		b.Raw = true
 	}
 	ls.sendFrame(wire.KindBind, p.id, b, nil)
+}
+
+// peerRef is whom the ticket names.
+func (p *transfer) peerRef() PeerRef {
+	g := &p.ticket
+	return PeerRef{Node: g.Node, Epoch: g.Epoch, Addr: g.Addr, Tenant: p.client.info.Tenant, Provider: p.provider}
 }
 
 // ceilMillis rounds up, so that the target does not end the transfer before its source does.
@@ -307,7 +318,11 @@ func (p *transfer) run(events ...protocol.TransferEvent) {
 	for i := 0; i < len(p.queue); i++ {
 		ev := p.queue[i]
 		ev.Now = p.e.o.Clock.Now()
+		was := p.m.Phase()
 		p.effects = p.m.Step(p.effects[:0], ev)
+		if ev.Kind != protocol.TransferTick || p.m.Phase() != was {
+			p.moved = ev.Now
+		}
 		if ev.Kind == protocol.TransferCompletion {
 			if ev.Code == 0 {
 				p.bytes += p.plan.bytes(ev.Layer, ev.First, ev.Count)
@@ -398,6 +413,9 @@ func (p *transfer) forget() {
 		p.ls.dropTransfer(p.id, p.handle)
 	}
 	e := p.e
+	if p.end != nil {
+		e.ended.add(p.end, e.o.Clock.Now())
+	}
 	e.mu.Lock()
 	delete(e.transfers, p.id)
 	e.idle.Broadcast()
@@ -430,6 +448,7 @@ func (p *transfer) result(f protocol.TransferEffect) {
 	}
 	p.spans.ended(p, failure)
 	p.e.metrics.transferEnded(p, f.Code)
+	p.end = p.endRow(&ev)
 	p.client.sink.TransferEnded(ev)
 }
 

@@ -31,6 +31,8 @@ type whole struct {
 	event   wire.LeaseEvent // what the parts say of their transfer, gathered
 	wrote   bool
 	note    []byte
+	ends    rdma.Instant // when its parts end by themselves
+	moved   rdma.Instant // when a part said anything last
 }
 
 // wholePart is one rank's part: on this node, or on another.
@@ -84,6 +86,7 @@ func (w *whole) renew(deadline rdma.Instant) error {
 		defer w.mu.Unlock()
 		return ended("renew", w.instance, w.m.Outcome())
 	}
+	w.ends = deadline
 	var own []*part
 	for i := range w.parts {
 		p := &w.parts[i]
@@ -197,6 +200,7 @@ func (w *whole) partEnded(i int, ev wire.LeaseEvent, failure *fault.Error, note 
 // step feeds an event and does what the machine says. The caller holds w.mu.
 func (w *whole) step(ev protocol.WholeEvent) {
 	w.effects = w.m.Step(w.effects[:0], ev)
+	w.moved = w.e.o.Clock.Now()
 	for _, f := range w.effects {
 		switch f.Kind {
 		case protocol.WholeAnswer:

@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"github.com/kvxfer/kvxfer/cmd/kvxfer/internal/doctorcmd"
+	"github.com/kvxfer/kvxfer/cmd/kvxfer/internal/nodecmd"
 	"github.com/kvxfer/kvxfer/cmd/kvxfer/internal/supportcmd"
 	"github.com/kvxfer/kvxfer/cmd/kvxfer/internal/tracecmd"
 )
@@ -21,6 +22,13 @@ type action struct {
 // actions is the table that the usage is made from, in this order.
 var actions = []action{
 	{"serve", "[flags]", "run this host's daemon", serve},
+	{"nodes", "[--json]", "list the nodes", nodecmd.Nodes},
+	{"caches", "[--json]", "list the caches of all nodes", nodecmd.Caches},
+	{"blocks", "CACHE [--json]", "list a cache's blocks", nodecmd.Blocks},
+	{"leases", "[ID] [--json]", "list the leases of this node", nodecmd.Leases},
+	{"transfers", "[show ID]", "list the transfers of this node", nodecmd.Transfers},
+	{"drain", "[--timeout D]", "have this host's daemon start nothing new", nodecmd.Drain},
+	{"log-level", "[LEVEL]", "say or set what the daemon logs", nodecmd.LogLevel},
 	{"trace", "list|show", "look at traces in trace files", tracecmd.Run},
 	{"doctor", "[--peer NODE]", "say what this host can do, and what the way to a node carries", doctorcmd.Run},
 	{"support", "[--out FILE]", "gather what helps to find a fault, without secrets", supportcmd.Run},

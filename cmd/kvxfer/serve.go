@@ -26,7 +26,8 @@ func serve(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintf(stderr, "%v\n\nkvxfer serve --help lists the settings.\n", err)
 		return 2
 	}
-	log := newLogger(cfg, stderr)
+	level := new(slog.LevelVar)
+	log := newLogger(cfg, level, stderr)
 
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
@@ -42,7 +43,7 @@ func serve(args []string, stdout, stderr io.Writer) int {
 		case <-starting:
 		}
 	}()
-	n, err := node.Start(ctx, *cfg, log)
+	n, err := node.Start(ctx, *cfg, log, node.WithLogLevel(level))
 	close(starting)
 	if err != nil {
 		log.Error("the node did not start", "error", err)
@@ -70,8 +71,9 @@ func serve(args []string, stdout, stderr io.Writer) int {
 	return code
 }
 
-func newLogger(cfg *config.Config, w io.Writer) *slog.Logger {
-	level := map[string]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError}[cfg.LogLevel]
+// newLogger makes the log, whose level may be changed while it is written (kvxfer log-level).
+func newLogger(cfg *config.Config, level *slog.LevelVar, w io.Writer) *slog.Logger {
+	level.Set(map[string]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError}[cfg.LogLevel])
 	o := &slog.HandlerOptions{Level: level}
 	if cfg.LogFormat == "json" {
 		return slog.New(slog.NewJSONHandler(w, o))

@@ -146,7 +146,7 @@ func init() {
 				}
 				return err
 			}},
-		choice("log-level", "info", "least level that is logged", func(c *Config) *string { return &c.LogLevel }, "debug", "info", "warn", "error"),
+		choice("log-level", "info", "least level that is logged; kvxfer log-level changes it at run time", func(c *Config) *string { return &c.LogLevel }, "debug", "info", "warn", "error"),
 		choice("log-format", "text", "how log lines are written", func(c *Config) *string { return &c.LogFormat }, "text", "json"),
 		{name: "providers", arg: "NAMES", def: strings.Join(Providers, ","), meaning: "ways that blocks may take to and from peers, best first",
 			allowed: strings.Join(Providers, ", ") + "; several separated by commas, each once", kind: listKind,

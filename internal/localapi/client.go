@@ -44,8 +44,10 @@ type client struct {
 	cancel   context.CancelFunc
 
 	// Set by the handshake, before anybody else reads them.
-	id   xfer.ClientID
-	info xfer.ClientInfo
+	id       xfer.ClientID // 0: an observer
+	info     xfer.ClientInfo
+	observer bool
+	spare    bool // beyond MaxClients: nobody but an observer
 
 	longs   atomic.Int64   // requests that wait for other nodes
 	longing sync.WaitGroup // their goroutines; begun by the queue's
@@ -148,6 +150,8 @@ func (c *client) log(e ending) {
 		l.Warn("client cut off because it does not read", "reason", e.err)
 	case e.tell:
 		l.Warn("client cut off", "reason", e.err)
+	case c.observer:
+		l.Debug("observer detached", "reason", e.err)
 	default:
 		l.Info("client detached", "reason", e.err)
 	}
@@ -230,6 +234,9 @@ func (c *client) hello(f wire.Frame, nfds int, watched bool) (wire.Frame, error)
 	if h.Pid < 0 || h.Pid > math.MaxInt32 {
 		return wire.Frame{}, fault.Invalid("hello", "pid", "%d, allowed 0..%d", h.Pid, math.MaxInt32)
 	}
+	if c.spare && !h.Observer {
+		return wire.Frame{}, fault.New(fault.ResourceExhausted, "connect", "%d clients are connected, allowed %d", c.s.o.MaxClients, c.s.o.MaxClients)
+	}
 	if h.Tenant == "" {
 		h.Tenant = c.s.o.Tenant
 	}
@@ -249,6 +256,10 @@ func (c *client) hello(f wire.Frame, nfds int, watched bool) (wire.Frame, error)
 		return wire.Frame{}, err
 	}
 	c.info = info
+	if c.observer = h.Observer; c.observer {
+		c.s.o.Logger.Debug("observer attached", "pid", c.pid, "uid", c.uid, "process", info.Process, "tenant", info.Tenant)
+		return answer, nil
+	}
 	if c.id, err = c.s.o.Engine.AddClient(info, sink{c}); err != nil {
 		c.id = 0
 		return wire.Frame{}, err

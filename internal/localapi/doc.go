@@ -1,6 +1,9 @@
 // Package localapi serves the local protocol: clients on a Unix socket, their descriptors, their requests and what the
 // engine tells them. docs/protocol.md gives the bytes.
 //
+// An observer is a connection that asks about the daemon alone: the engine does not know it. An operator is a user who may
+// see every tenant and steer the daemon.
+//
 // Terms. A client is one connection of one process. A quick kind (PUSH_LAYER, PUSH_FINISH, PUSH_CANCEL, REVOKE, SPANS,
 // PING, STATUS) is acted upon where it is read; every other request goes through the client's queue.
 //
@@ -34,5 +37,9 @@
 //   - ClientGone comes once, last, on EOF and on the process's exit: TestClientGone, TestProcessExit
 //   - no number is taken for a process that cannot be seen, and the client is told: TestUnseenProcess
 //   - every error that a client is told is counted: TestEveryErrorIsTold
+//   - an observer is no client of the engine, is served while it drains, and reaches no memory: TestObserver; operators get in as
+//     observers where all places are taken, others do not: TestMaxClients
+//   - a drain is waited for beside the queue, by its own time: TestDrainIsWaitedForBesideTheQueue
+//   - only root and the daemon's own user see other tenants, drain and set the log's level: TestOperatorIsAskedForWhoMay
 //   - nothing is left after Close: TestClose, and goleak over all tests
 package localapi

@@ -22,7 +22,8 @@ func TestEveryErrorIsTold(t *testing.T) {
 	cl.refused(cl.send(wire.KindPing, nil, []byte{1}), fault.ErrProtocolViolation, "array_length")                       // by its shape
 	cl.refused(cl.send(wire.KindRegisterRegion, &wire.RegisterRegion{}, nil), fault.ErrProtocolViolation, "fd_count")    // and for its descriptors
 	cl.refused(cl.send(wire.KindLease, &wire.LeaseRequest{Cache: 1}, []byte{1, 2, 3}), fault.ErrInvalidArgument, "mode") // by what is in it
-	dial(t, s).refused(0, fault.ErrResourceExhausted, "")                                                                // one client too many
+	late := dial(t, s)
+	late.refused(late.send(wire.KindHello, hello(), nil), fault.ErrResourceExhausted, "") // one client too many
 	mu.Lock()
 	defer mu.Unlock()
 	assert.Equal(t, []fault.Code{fault.ProtocolViolation, fault.ProtocolViolation, fault.InvalidArgument, fault.ResourceExhausted}, codes)

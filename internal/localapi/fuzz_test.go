@@ -15,6 +15,7 @@ var fuzzKinds = []wire.Kind{
 	wire.KindDropCache, wire.KindBlocks, wire.KindEvict, wire.KindLease, wire.KindRevoke, wire.KindPush, wire.KindPushLayer,
 	wire.KindPushFinish, wire.KindPushCancel, wire.KindSpans, wire.KindError, wire.KindBind, wire.KindOK, 0, 0xff,
 	wire.KindRenew, wire.KindAdvertise, wire.KindPull, wire.KindScatter, wire.KindProbe, wire.KindReport,
+	wire.KindInspect, wire.KindDrain, wire.KindLogLevel,
 }
 
 var fuzzBodies = []string{
@@ -22,8 +23,8 @@ var fuzzBodies = []string{
 	`{"cache":1,"mode":"write","ttl_ms":5}`, `{"cache":1,"ticket":"t","timeout_ms":5,"layerwise":true}`,
 	`{"name":"kv","id":"0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f","kind":"memfd","size":4096}`,
 	`{"lease":1,"ttl_ms":5}`, `{"region":7,"mode":"read","ttl_ms":5}`, `{"region":7,"mode":"write","ticket":"t","timeout_ms":5}`,
-	`{"min_version":1,"max_version":1}`, `{"cache":-1}`, `{`,
 	`{"node":"n","provider":"tcp","bytes":1,"timeout_ms":1}`, `{"what":"log"}`,
+	`{"min_version":1,"max_version":1}`, `{"cache":-1}`, `{`, `{"what":"leases","all_tenants":true}`, `{"wait":true,"timeout_ms":1}`, `{"level":"debug"}`,
 }
 
 // plan turns fuzz input into frames: most of them well framed, so that the input reaches what lies behind the framing.
@@ -63,7 +64,9 @@ func FuzzConnection(f *testing.F) {
 	f.Add([]byte("\x00\x00\x10\x20KVXF\x01\x05\x00\x00\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"), true)
 	f.Fuzz(func(t *testing.T, in []byte, greet bool) {
 		e := newEngine(t)
-		s := serve(t, options(t, e))
+		o := options(t, e)
+		o.Operator = &fakeOperator{}
+		s := serve(t, o)
 		c := dial(t, s)
 		if greet {
 			require.Equal(t, wire.KindHelloOK, c.ask(wire.KindHello, hello(), nil).Kind)

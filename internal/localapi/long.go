@@ -10,7 +10,7 @@ import (
 // long says whether a request waits for other nodes. Such requests begin in their turn and end beside the queue.
 func long(r *request) bool {
 	switch r.Kind {
-	case wire.KindLookup, wire.KindOpen, wire.KindProbe:
+	case wire.KindLookup, wire.KindOpen, wire.KindProbe, wire.KindDrain:
 		return true
 	case wire.KindLease:
 		if !bytes.Contains(r.JSON, []byte(`"instance"`)) { // spares the common lease a second decoding
@@ -47,6 +47,8 @@ func (c *client) startLong(r *request) {
 func (c *client) callLong(r *request) (body any, array []byte, err error) {
 	engine := c.s.o.Engine
 	switch r.Kind {
+	case wire.KindDrain:
+		return c.operate(r)
 	case wire.KindLookup:
 		var q wire.Lookup
 		if err := decode(r, &q); err != nil {

@@ -32,6 +32,9 @@ func (c *client) dispatch(r request) error {
 	case wire.KindPushLayer, wire.KindPushFinish, wire.KindPushCancel, wire.KindSpans:
 		err := shape(r.Frame, len(r.fds))
 		closeAll(r.fds)
+		if err == nil && c.observer {
+			err = violation("kind", "%s is not for an observer", r.Kind)
+		}
 		if err == nil {
 			err = c.noReply(&r.Frame)
 		}
@@ -39,7 +42,8 @@ func (c *client) dispatch(r request) error {
 	case wire.KindPing, wire.KindStatus, wire.KindRevoke, wire.KindRenew,
 		wire.KindAdvertise, wire.KindPull, wire.KindScatter, wire.KindPublish, wire.KindLookup, wire.KindOpen,
 		wire.KindProbe, wire.KindReport, wire.KindRegisterRegion, wire.KindDeregisterRegion, wire.KindRegisterCache, wire.KindDropCache,
-		wire.KindBlocks, wire.KindEvict, wire.KindLease, wire.KindPush:
+		wire.KindBlocks, wire.KindEvict, wire.KindLease, wire.KindPush,
+		wire.KindInspect, wire.KindDrain, wire.KindLogLevel:
 	case wire.KindError:
 		closeAll(r.fds)
 		return errLeft // with id 0 its sender closes next, and it has no request of this side to answer
@@ -54,6 +58,11 @@ func (c *client) dispatch(r request) error {
 	if err := shape(r.Frame, len(r.fds)); err != nil {
 		closeAll(r.fds)
 		c.refuse(r.Request, err)
+		return nil
+	}
+	if c.observer && !observes(r.Kind) {
+		closeAll(r.fds)
+		c.refuse(r.Request, fault.New(fault.PermissionDenied, "request", "%s: an observer asks only about the daemon; connect as a client", r.Kind))
 		return nil
 	}
 	switch r.Kind {
@@ -198,6 +207,8 @@ func (c *client) call(r *request) (body any, array []byte, err error) {
 	case wire.KindStatus:
 		st := c.s.o.Status()
 		return &st, nil, nil
+	case wire.KindInspect, wire.KindLogLevel:
+		return c.operate(r)
 	case wire.KindRevoke:
 		var q wire.Revoke
 		if err := r.Decode(&q); err != nil {

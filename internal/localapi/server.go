@@ -52,6 +52,8 @@ type Options struct {
 
 	// Spans takes a client's finished span; nil discards it. Its error is logged: SPANS has no answer.
 	Spans func(wire.ClientSpan, xfer.ClientInfo) error
+	// Operator answers INSPECT, DRAIN and LOG_LEVEL; nil: NotSupported.
+	Operator Operator
 	// Status answers STATUS; nil tells Node, Epoch and Software only.
 	Status func() wire.Status
 	// Failed counts an error that a client is told, request by request; nil: nobody does.
@@ -247,7 +249,9 @@ func (s *Server) admit(conn *net.UnixConn) {
 	}
 	s.mu.Lock()
 	err = s.ending
-	if n := len(s.clients); err == nil && n >= s.o.MaxClients {
+	n := len(s.clients)
+	spare := n >= s.o.MaxClients // for an observer alone: who looks why everything is in use must get in
+	if err == nil && spare && (!operates(uid) || n >= s.o.MaxClients+spareObservers) {
 		err = fault.New(fault.ResourceExhausted, "connect", "%d clients are connected, allowed %d", n, s.o.MaxClients)
 	}
 	if err != nil {
@@ -259,7 +263,7 @@ func (s *Server) admit(conn *net.UnixConn) {
 		return
 	}
 	c := newClient(s, conn, pid, uid)
-	c.process, c.watchErr = process, watchErr
+	c.process, c.watchErr, c.spare = process, watchErr, spare
 	s.clients[c] = struct{}{}
 	s.mu.Unlock()
 	s.wg.Go(func() {

@@ -67,6 +67,9 @@ type Node struct {
 	undo   []func() // what Start began, for when it fails and for Close, last first
 	once   sync.Once
 
+	stopped sync.Once      // nothing is granted any more
+	level   *slog.LevelVar // of the log; nil: not this node's to change
+
 	mu    sync.Mutex
 	ready error // why the node is not ready
 }
@@ -74,13 +77,16 @@ type Node struct {
 var errStarting = fault.New(fault.Draining, "ready", "the node is starting")
 
 // Start runs a daemon and returns when it serves. ctx bounds the start only.
-func Start(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *Node, err error) {
+func Start(ctx context.Context, cfg config.Config, log *slog.Logger, options ...Option) (_ *Node, err error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	ring := logring.New(keptLines, keptLogBytes)
 	log = slog.New(ring.Handler(log.Handler()))
 	warnUnfenced(log)
 	n := &Node{cfg: cfg, log: log, ring: ring, failed: make(chan error, 1), ready: errStarting}
+	for _, o := range options {
+		o(n)
+	}
 	defer func() {
 		if err != nil {
 			n.unwind()
@@ -328,6 +334,7 @@ func (n *Node) startLocal(context.Context) (err error) {
 	n.local, err = localapi.Serve(context.Background(), localapi.Options{
 		Path: n.cfg.Socket, Engine: n.engine, Node: n.cfg.Node, Epoch: n.inc.Epoch(), BootID: n.inc.BootID(), Software: "kvxfer " + version.Version,
 		Tenant: n.cfg.Tenant, AllowTenants: tenants(n.cfg), AllowUIDs: n.cfg.AllowUIDs, MaxClients: n.cfg.MaxClients, Spans: n.clientSpan, Status: n.status, Failed: n.engine.RequestFailed, Report: n.report, Logger: n.log,
+		Operator: operator{n},
 	})
 	if err != nil {
 		return err
@@ -412,11 +419,8 @@ func (n *Node) logged(part string, err error) {
 func (n *Node) Close(ctx context.Context) {
 	n.once.Do(func() {
 		n.log.Info("draining", "limit", n.cfg.DrainTimeout.String())
+		n.stopGranting(ctx)
 		n.setReady(fault.New(fault.Draining, "ready", "the node is shutting down"))
-		say, cancelSay := context.WithTimeout(ctx, time.Second)
-		n.logged("registry", n.dir.SetDraining(say, true))
-		cancelSay()
-		n.links.Drain()
 		drain, cancel := context.WithTimeout(ctx, n.cfg.DrainTimeout)
 		n.engine.Drain(drain)
 		cancel()

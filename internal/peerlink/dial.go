@@ -25,6 +25,7 @@ type flight struct {
 	// Under Links.mu.
 	waiting int  // callers
 	landing bool // LinkUp is due: too late to abandon it
+	now     dialing
 }
 
 // Dial returns the live link to the peer, or makes it; concurrent callers share one attempt, which goes on as long as
@@ -140,7 +141,7 @@ func waitError(ctx context.Context, ref *xfer.PeerRef) error {
 func (s *Links) fly(ctx context.Context, f *flight, ref xfer.PeerRef) {
 	defer s.wg.Done()
 	defer f.cancel()
-	l, err := s.connectAny(ctx, ref)
+	l, err := s.connectAny(ctx, f, ref)
 	if err == nil {
 		err = s.land(f, l)
 	}
@@ -196,14 +197,15 @@ func (s *Links) addrs(ref *xfer.PeerRef) []string {
 }
 
 // connectAny tries the peer's addresses. Of several errors that of a node which answered says most.
-func (s *Links) connectAny(ctx context.Context, ref xfer.PeerRef) (*link, error) {
+func (s *Links) connectAny(ctx context.Context, f *flight, ref xfer.PeerRef) (*link, error) {
 	var best error
 	for _, addr := range s.addrs(&ref) {
 		ref.Addr = addr
-		l, err := s.connect(ctx, ref)
+		l, err := s.connect(ctx, f, ref)
 		if err == nil {
 			return l, nil
 		}
+		s.tried(f, err)
 		s.opt.Logger.Info("dial failed", "peer", ref.Node, "epoch", ref.Epoch, "addr", addr, "error", err)
 		if best == nil || errors.Is(best, fault.ErrPeerUnreachable) {
 			best = err
@@ -233,10 +235,10 @@ func (s *Links) restarted(ref *xfer.PeerRef) bool {
 
 // connect makes a link that is started but not opened, by the best provider that works. One that cannot reach the peer
 // although both nodes have it (shm across hosts) costs a control connection: the session's parameters come with HELLO_OK.
-func (s *Links) connect(ctx context.Context, ref xfer.PeerRef) (*link, error) {
+func (s *Links) connect(ctx context.Context, f *flight, ref xfer.PeerRef) (*link, error) {
 	for {
 		offer, reasons := s.usable(ref)
-		l, tried, err := s.connectBy(ctx, ref, offer)
+		l, tried, err := s.connectBy(ctx, f, ref, offer)
 		if err == nil {
 			if ref.Provider != "" {
 				l.reason = ref.Provider + ": the only one that was allowed"
@@ -250,17 +252,20 @@ func (s *Links) connect(ctx context.Context, ref xfer.PeerRef) (*link, error) {
 			return nil, onlyError(&ref, tried, err)
 		}
 		s.shun(ref, tried, err)
+		s.tried(f, err)
 	}
 }
 
 // connectBy offers providers. tried names the one whose session could not be opened.
-func (s *Links) connectBy(ctx context.Context, ref xfer.PeerRef, offer []string) (_ *link, tried string, _ error) {
+func (s *Links) connectBy(ctx context.Context, f *flight, ref xfer.PeerRef, offer []string) (_ *link, tried string, _ error) {
+	s.at(f, ref.Addr, stepConnect)
 	dctx, cancel := context.WithTimeout(ctx, s.opt.HelloTimeout)
 	defer cancel()
 	conn, err := s.opt.Dial(dctx, "tcp", ref.Addr)
 	if err != nil {
 		return nil, "", dialError(fault.PeerUnreachable, &ref, err)
 	}
+	s.at(f, ref.Addr, stepHello)
 	tune(conn)
 	plain := conn
 	stop := context.AfterFunc(ctx, func() { _ = plain.Close() })
@@ -286,6 +291,7 @@ func (s *Links) connectBy(ctx context.Context, ref xfer.PeerRef, offer []string)
 		return nil, "", err
 	}
 	l.start()
+	s.at(f, ref.Addr, stepSession)
 	// The lanes go where this connection went: a name may stand for several addresses.
 	if err := l.openSession(ctx, addrOf(conn), answer.Params); err != nil {
 		l.Close(err)

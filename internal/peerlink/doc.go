@@ -34,6 +34,7 @@
 //   - LinkUp comes before a link's first frame, frames in order from one goroutine, LinkDown once and last:
 //     TestFramesInOrder, TestLinkDownOnce, TestManyLinksComeAndGo
 //   - the dialer reaches the incarnation that it wants or gets StaleEpoch: TestStaleEpoch, TestAnotherNodeAnswers
+//   - a dial under way says which address and step it is at: TestDialSaysHowFarItIs
 //   - one live link a peer, epoch and tenant; who stops waiting for it disturbs nobody: TestSingleFlight,
 //     TestOneCallerGivesUp, TestReconnect
 //   - a dial that names a provider gets a link over it or an error that says why not, and shares a link that uses it already:

@@ -21,7 +21,7 @@ import (
 func quick(o *Options) { o.HeartbeatEvery = 20 * time.Millisecond }
 
 // often makes many heartbeats of which none is missed.
-func often(o *Options) { o.HeartbeatEvery, o.HeartbeatMisses = 20 * time.Millisecond, 1000 }
+func often(o *Options) { o.HeartbeatEvery, o.HeartbeatMisses = 20*time.Millisecond, 1000 }
 
 // never leaves the heartbeat out.
 func never(o *Options) { o.HeartbeatEvery = time.Hour }

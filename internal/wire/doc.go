@@ -10,11 +10,12 @@
 // Invariants, each with the test that holds it:
 //   - what Append writes, ReadFrame reads back: TestFrameRoundTrip
 //   - a stream that ends between frames is io.EOF, inside one io.ErrUnexpectedEOF: TestReadFrameEnds
-//   - no input makes a parser panic: FuzzReadFrame, FuzzArrays, FuzzNegotiate, FuzzParseTicket
+//   - no input makes a parser panic: FuzzReadFrame, FuzzArrays, FuzzNegotiate, FuzzParseTicket, FuzzInspect
 //   - a length that is only claimed costs no memory: TestFalseLengthCostsLittle
 //   - the bytes of version 1 never change: TestGoldenFrames, TestGoldenFramesUseEveryField
 //   - an unknown optional field is ignored, an unknown required feature is refused by name: TestNegotiate
-//   - a field out of range is named with the range that is allowed: TestValidateNamesFieldAndRange, TestProbesAreChecked
+//   - a field out of range is named with the range that is allowed: TestValidateNamesFieldAndRange, TestProbesAreChecked,
+//     TestQueriesNameFieldAndRange
 //   - no error repeats a ticket or a secret: TestTicketRefusals, TestBodiesKeepTheirSecrets
 //   - an error fits into a frame, whatever the other side's text is that it quotes: TestErrorsStaySmall
 //   - docs/protocol.md names every kind, field and limit: TestPageNamesEveryKind, TestPageNamesEveryField,

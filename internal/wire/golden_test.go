@@ -111,6 +111,7 @@ func TestGoldenFramesUseEveryField(t *testing.T) {
 	}
 	visit(reflect.ValueOf(sampleTicket()))
 	visit(reflect.ValueOf(sampleRankTicket()))
+	visit(reflect.ValueOf(sampleRows()))
 	for _, s := range wireStructs {
 		typ := reflect.TypeOf(s.new()).Elem()
 		for i := range typ.NumField() {

@@ -29,6 +29,9 @@ type Hello struct {
 	// Process and Pid name a client in traces.
 	Process string `json:"process,omitempty"`
 	Pid     int    `json:"pid,omitempty"`
+	// Observer: local HELLO; the connection hands no memory over and asks only about the daemon. It is no client, so it is
+	// served while the daemon drains too.
+	Observer bool `json:"observer,omitempty"`
 
 	// WantNode and WantEpoch: the incarnation that a dialing daemon means to reach; another answers StaleEpoch.
 	WantNode  string `json:"want_node,omitempty"`

@@ -48,8 +48,11 @@ const (
 	KindSpans  Kind = 0x50 // no reply; Spans
 	KindStatus Kind = 0x51 // -> Status
 
-	KindProbe  Kind = 0x56 // Probe -> ProbeInfo
-	KindReport Kind = 0x57 // Report -> OK, array: text; for the operator
+	KindInspect  Kind = 0x52 // Inspect -> InspectInfo, array: JSON rows
+	KindDrain    Kind = 0x53 // Drain -> DrainInfo
+	KindLogLevel Kind = 0x54 // LogLevel -> LogLevelInfo
+	KindProbe    Kind = 0x56 // Probe -> ProbeInfo
+	KindReport   Kind = 0x57 // Report -> OK, array: text; for the operator
 )
 
 // Kinds of the peer protocol. The dialer of a control connection is the source of its transfers.
@@ -91,6 +94,7 @@ var kindNames = map[Kind]string{
 	KindGrantLayers: "GRANT_LAYERS", KindGrantEnded: "GRANT_ENDED", KindClaim: "CLAIM", KindClaimed: "CLAIMED",
 	KindFind: "FIND", KindOpenBlock: "OPEN_BLOCKS",
 	KindProbe: "PROBE", KindReport: "REPORT", KindProbeOpen: "PROBE_OPEN", KindProbeRun: "PROBE_RUN",
+	KindInspect: "INSPECT", KindDrain: "DRAIN", KindLogLevel: "LOG_LEVEL",
 	KindBind: "BIND", KindFin: "FIN", KindAbort: "ABORT", KindDone: "DONE", KindEnded: "ENDED", KindPeerBye: "BYE",
 }
 

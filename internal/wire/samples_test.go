@@ -90,6 +90,21 @@ var wireStructs = []struct {
 	{func() any { return &Spans{} }, []string{"SPANS"}},
 	{func() any { return &ClientSpan{} }, []string{"SPANS"}},
 	{func() any { return &ClientSpanEvent{} }, []string{"SPANS"}},
+	{func() any { return &Inspect{} }, []string{"INSPECT"}},
+	{func() any { return &InspectInfo{} }, []string{"INSPECT"}},
+	{func() any { return &BlockCounts{} }, []string{"INSPECT"}},
+	{func() any { return &NodeRow{} }, []string{"INSPECT"}},
+	{func() any { return &CacheRow{} }, []string{"INSPECT"}},
+	{func() any { return &BlockRow{} }, []string{"INSPECT"}},
+	{func() any { return &LeaseRow{} }, []string{"INSPECT"}},
+	{func() any { return &HolderRow{} }, []string{"INSPECT"}},
+	{func() any { return &TransferRow{} }, []string{"INSPECT"}},
+	{func() any { return &Waiting{} }, []string{"INSPECT"}},
+	{func() any { return &LayerGap{} }, []string{"INSPECT"}},
+	{func() any { return &Drain{} }, []string{"DRAIN"}},
+	{func() any { return &DrainInfo{} }, []string{"DRAIN"}},
+	{func() any { return &LogLevel{} }, []string{"LOG_LEVEL"}},
+	{func() any { return &LogLevelInfo{} }, []string{"LOG_LEVEL"}},
 	{func() any { return &Status{} }, []string{"STATUS"}},
 	{func() any { return &Probe{} }, []string{"PROBE"}},
 	{func() any { return &ProbeInfo{} }, []string{"PROBE"}},
@@ -187,6 +202,9 @@ func goldenCases() []golden {
 		HTTPAddr: "[::1]:7421", Providers: []string{"tcp"}, Draining: true, Registry: true, Nodes: []string{"decode-0", "prefill-0"},
 		Clients: 1, Leases: 2, Transfers: 3}, nil)
 
+	inspectCases(func(name string, kind Kind, request uint64, body any, array []byte) {
+		add(name, kind, request, body, array)
+	})
 	add("bind", KindBind, 2, sampleBind(), nil)
 	add("ok_bind", KindOK, 2, &Bound{Handle: 1, Key: 77, Layout: sampleLayout(), NumBlocks: 728, RemainingMillis: 28_000,
 		Traceparent: sampleTraceparent}, blocks)

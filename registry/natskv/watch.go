@@ -133,6 +133,7 @@ func (f *follower) apply(e jetstream.KeyValueEntry) {
 	}
 	err := f.feed.Put(e.Key(), e.Value())
 	if err == nil {
+		f.feed.Told(e.Key(), time.Now())
 		delete(f.noted, e.Key())
 		return
 	}

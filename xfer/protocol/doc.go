@@ -31,6 +31,7 @@
 //     on none, and ends once: TestWholeCommitsOnAllOrNone, TestRandomWholesEnd
 //   - a window that vanished is explained, by the target, the link or the clock: TestVanishedWindowGetsItsReason
 //   - every machine ends, whatever the order of events: TestRandomHistoriesEnd
+//   - what a transfer and a lease say is missing is what is missing: TestMissingAgainstNaiveModel
 //   - Clone and AppendKey say all that decides what comes: TestKeysMeanTheFuture
 //
 // What the machines promise together, with memory, crashes and a bad network around them, is looked for by xfer/explore.

@@ -45,7 +45,7 @@ func Dial(ctx context.Context, path, tenant string) (*Conn, error) {
 	}
 	c := &Conn{Path: path, conn: nc, in: bufio.NewReader(nc)}
 	_, err = c.Call(ctx, wire.KindHello, &wire.Hello{MinVersion: wire.MinVersion, MaxVersion: wire.MaxVersion, Tenant: tenant,
-		Software: "kvxfer " + version.Version, Process: "kvxfer", Pid: os.Getpid()}, nil, &c.Hello)
+		Software: "kvxfer " + version.Version, Process: "kvxfer", Pid: os.Getpid(), Observer: true}, nil, &c.Hello)
 	if err != nil {
 		c.Close()
 		return nil, err
