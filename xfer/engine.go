@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -39,8 +40,11 @@ type Options struct {
 	Directory Directory
 	Finder    Finder // nil: nothing is known of other nodes
 	Tracer    trace.Tracer
-	Logger    *slog.Logger
-	Limits    Limits // zero: DefaultLimits
+	// TenantTracer is the tracer of a tenant's spans; nil: Tracer is everybody's.
+	TenantTracer func(tenant string) trace.Tracer
+	Traces       Traces // nil: no spans are kept
+	Logger       *slog.Logger
+	Limits       Limits // zero: DefaultLimits
 	// ProviderWait bounds how long Drain and Close wait for a provider that owes a fence or a completion. Zero: 10 s.
 	ProviderWait time.Duration
 }
@@ -67,6 +71,7 @@ type Engine struct {
 	past      pastLeases
 	attempts  attempts
 	nextID    uint64
+	tracing   atomic.Int64 // answers to TRACE_OF that are being made
 }
 
 // New starts an engine: one goroutine a provider.

@@ -93,7 +93,7 @@ func (s *sendSpans) begin(p *transfer, traceparent, clientSpan string) wire.Push
 	}
 	config.SpanID = id
 	ctx := trace.ContextWithRemoteSpanContext(context.Background(), trace.NewSpanContext(config))
-	s.ctx, s.push = p.e.o.Tracer.Start(ctx, p.spanName(), trace.WithSpanKind(trace.SpanKindProducer), trace.WithAttributes(
+	s.ctx, s.push = p.client.tracer.Start(ctx, p.spanName(), trace.WithSpanKind(trace.SpanKindProducer), trace.WithAttributes(
 		attr.KeyTransferID.String(hex16(p.transferID)), attr.KeyCache.String(p.name()), attr.KeyPeer.String(p.ticket.Node),
 		attr.KeyBlocks.Int(len(p.blocks))))
 	info.TraceID, info.Sampled = config.TraceID.String(), s.push.IsRecording()
@@ -103,7 +103,7 @@ func (s *sendSpans) begin(p *transfer, traceparent, clientSpan string) wire.Push
 func (s *sendSpans) traceparent() string { return formatTraceparent(s.push.SpanContext()) }
 
 func (s *sendSpans) start(p *transfer, name string, attrs ...attribute.KeyValue) trace.Span {
-	_, span := p.e.o.Tracer.Start(s.ctx, name, trace.WithAttributes(attrs...))
+	_, span := p.client.tracer.Start(s.ctx, name, trace.WithAttributes(attrs...))
 	return span
 }
 
@@ -192,7 +192,7 @@ func (s *receiveSpans) begin(l *permit, b *bindRequest) {
 }
 
 func (s *receiveSpans) start(l *permit, name string, attrs ...attribute.KeyValue) trace.Span {
-	_, span := l.e.o.Tracer.Start(s.ctx, name, trace.WithAttributes(attr.KeyLeaseID.String(hex16(l.grantID))), trace.WithAttributes(attrs...))
+	_, span := l.client.tracer.Start(s.ctx, name, trace.WithAttributes(attr.KeyLeaseID.String(hex16(l.grantID))), trace.WithAttributes(attrs...))
 	return span
 }
 
@@ -208,7 +208,7 @@ func (s *receiveSpans) arrived(l *lease, ev protocol.LeaseEvent) {
 		return
 	}
 	s.layers.get(layer, func() trace.Span {
-		_, span := l.e.o.Tracer.Start(s.ctx, attr.SpanPlace, trace.WithTimestamp(time.Now().Add(-time.Duration(ev.Took))),
+		_, span := l.client.tracer.Start(s.ctx, attr.SpanPlace, trace.WithTimestamp(time.Now().Add(-time.Duration(ev.Took))),
 			trace.WithAttributes(attr.KeyLeaseID.String(hex16(l.grantID)), attr.KeyLayer.Int64(int64(layer)), attr.KeyBlocks.Int(len(l.blocks)),
 				attr.KeyBytes.Int64(int64(len(l.blocks))*int64(l.cache.spec.Layout.PieceBytes()))))
 		return span

@@ -276,6 +276,16 @@ func (e *fakeEngine) Open(ctx context.Context, c xfer.ClientID, r wire.Open, key
 	return wire.OpenInfo{Ticket: "o"}, nil
 }
 
+func (e *fakeEngine) Trace(ctx context.Context, c xfer.ClientID, r wire.TraceQuery) (wire.TraceInfo, []byte, error) {
+	e.note(c, "trace %s %t", r.ID, r.LocalOnly)
+	if e.far != nil {
+		if err := e.far(ctx); err != nil {
+			return wire.TraceInfo{}, nil, err
+		}
+	}
+	return wire.TraceInfo{TraceID: strings.Repeat("ab", 16)}, []byte("{}\n"), nil
+}
+
 func (e *fakeEngine) LeaseInstance(ctx context.Context, c xfer.ClientID, r wire.LeaseRequest, blocks []uint32, answered func(wire.LeaseInfo)) error {
 	e.note(c, "lease of %s %v", r.Instance, blocks)
 	if e.far != nil {

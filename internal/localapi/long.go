@@ -10,7 +10,7 @@ import (
 // long says whether a request waits for other nodes. Such requests begin in their turn and end beside the queue.
 func long(r *request) bool {
 	switch r.Kind {
-	case wire.KindLookup, wire.KindOpen:
+	case wire.KindLookup, wire.KindOpen, wire.KindTrace:
 		return true
 	case wire.KindLease:
 		if !bytes.Contains(r.JSON, []byte(`"instance"`)) { // spares the common lease a second decoding
@@ -67,6 +67,13 @@ func (c *client) callLong(r *request) (body any, array []byte, err error) {
 		}
 		info, err := engine.Open(c.ctx, c.id, q, r.Array)
 		return &info, nil, err
+	case wire.KindTrace:
+		var q wire.TraceQuery
+		if err := decode(r, &q); err != nil {
+			return nil, nil, err
+		}
+		info, lines, err := engine.Trace(c.ctx, c.id, q)
+		return &info, lines, err
 	}
 	return nil, nil, fault.New(fault.NotSupported, "request", "%s", r.Kind)
 }

@@ -7,8 +7,10 @@
 // handed to the daemon, which exports it under the ids that the client chose, as the client's process. The trace
 // file holds OTLP JSON lines: one ExportTraceServiceRequest a line, as the OTLP file exporter specification has it.
 //
-// Tracing is off, and costs no goroutine, unless an OTLP endpoint, OTEL_TRACES_EXPORTER=otlp or a trace file asks
-// for it. Nothing process-wide of OpenTelemetry is set (no global provider, error handler or propagator), so that
+// Finished spans are also kept in memory, bounded in number and bytes, for who asks for a trace by its id.
+//
+// Tracing is off, and costs no goroutine, unless an OTLP endpoint, OTEL_TRACES_EXPORTER=otlp, a trace file or a number of spans
+// to be kept asks for it. Nothing process-wide of OpenTelemetry is set (no global provider, error handler or propagator), so that
 // a Go program with its own tracing can embed a node. docs/tracing.md tells the user's side: variables, span
 // names and attribute keys, which are those of package attr.
 //
@@ -24,5 +26,8 @@
 //     TestTraceFileMendsATornLine
 //   - a client span is exported under the client's ids, or refused by the field's name: TestClientSpanKeepsItsIDs,
 //     TestClientSpanRefusals, FuzzClientSpan
+//   - what is kept is bounded in spans and bytes, the newest stay, and nobody sees another tenant's: TestKeptIsBounded,
+//     TestFindKeepsTenantsApart
+//   - a trace is found by its id, a transfer's, or the beginning of one, and is what the trace file would hold: TestFind
 //   - a traceparent that is accepted is written back the same: FuzzTraceparent
 package telemetry

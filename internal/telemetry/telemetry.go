@@ -46,7 +46,10 @@ type Options struct {
 	NodeName    string // the node's name, on every span's resource; may be empty
 	Version     string // of the program; may be empty
 	TraceFile   string // path of a file of OTLP JSON lines, "" for none
-	Logger      *slog.Logger
+	// Keep is how many finished spans stay in memory for Find, 0 for none. Above 0 it turns tracing on by itself; below, it is
+	// DefaultKeep where something else turns tracing on.
+	Keep   int
+	Logger *slog.Logger
 }
 
 // Telemetry is the tracing of one process. Its methods may be called from any goroutine.
@@ -58,12 +61,13 @@ type Telemetry struct {
 	node       []attribute.KeyValue // what client spans' resources share with the daemon's
 	version    string
 	dropAll    bool
+	kept       *kept // nil: nothing is kept
 
 	mu      sync.Mutex
 	clients map[clientProcess]trace.Tracer
 }
 
-// Start sets up tracing as the OTEL_* environment and opt ask. Without an endpoint and a trace file tracing is off:
+// Start sets up tracing as the OTEL_* environment and opt ask. Without an endpoint, a trace file and a wish to keep spans it is off:
 // Enabled is false and no goroutine runs. Errors are ConfigInvalid and name the variable, or "trace-file".
 // ctx bounds the start only.
 func Start(ctx context.Context, opt Options) (*Telemetry, error) {
@@ -85,8 +89,8 @@ func Start(ctx context.Context, opt Options) (*Telemetry, error) {
 	case env.disabled:
 		opt.Logger.Info("tracing is off", "reason", "OTEL_SDK_DISABLED=true")
 		return off, nil
-	case !env.otlp && opt.TraceFile == "":
-		opt.Logger.Info("tracing is off", "reason", "no OTLP endpoint and no trace file is set")
+	case !env.otlp && opt.TraceFile == "" && opt.Keep <= 0:
+		opt.Logger.Info("tracing is off", "reason", "no OTLP endpoint and no trace file is set, and no spans are to be kept")
 		return off, nil
 	}
 
@@ -106,6 +110,12 @@ func Start(ctx context.Context, opt Options) (*Telemetry, error) {
 		return nil, configInvalid("OTEL_RESOURCE_ATTRIBUTES", "%v", err)
 	}
 
+	if opt.Keep < 0 {
+		opt.Keep = DefaultKeep
+	}
+	if opt.Keep > 0 {
+		t.kept = newKept(opt.Keep)
+	}
 	// The file comes first: processors are shut down in this order, and a collector that hangs must not use up the
 	// time in which the file is flushed.
 	if opt.TraceFile != "" {
@@ -130,7 +140,7 @@ func Start(ctx context.Context, opt Options) (*Telemetry, error) {
 	}
 	t.provider = t.newProvider(res)
 	t.tracer = t.provider.Tracer(attr.Scope, trace.WithInstrumentationVersion(opt.Version))
-	opt.Logger.Info("tracing is on", "otlp", env.otlp, "otlp_grpc", env.grpc, "otlp_endpoint", env.endpoint, "trace_file", opt.TraceFile)
+	opt.Logger.Info("tracing is on", "otlp", env.otlp, "otlp_grpc", env.grpc, "otlp_endpoint", env.endpoint, "trace_file", opt.TraceFile, "spans_kept", opt.Keep)
 	return t, nil
 }
 
@@ -157,12 +167,28 @@ func (t *Telemetry) newProvider(res *resource.Resource, opts ...sdktrace.TracerP
 	for _, p := range t.processors {
 		opts = append(opts, sdktrace.WithSpanProcessor(p))
 	}
+	if t.kept != nil {
+		opts = append(opts, sdktrace.WithSpanProcessor(t.kept))
+	}
 	return sdktrace.NewTracerProvider(opts...)
 }
 
 // Tracer returns the daemon's tracer; when tracing is off its spans do nothing but still pass on the remote
 // parent's context.
 func (t *Telemetry) Tracer() trace.Tracer { return t.tracer }
+
+// TenantTracer returns the tracer for spans of a tenant's transfers. The tenant is on the instrumentation scope, where it costs
+// a span nothing.
+func (t *Telemetry) TenantTracer(tenant string) trace.Tracer {
+	if t.provider == nil {
+		return t.tracer
+	}
+	return t.provider.Tracer(attr.Scope, trace.WithInstrumentationVersion(t.version), tenantScope(tenant))
+}
+
+func tenantScope(tenant string) trace.TracerOption {
+	return trace.WithInstrumentationAttributes(attr.KeyTenant.String(tenant))
+}
 
 // Enabled says whether spans go anywhere.
 func (t *Telemetry) Enabled() bool { return t.provider != nil }

@@ -47,6 +47,7 @@ const (
 
 	KindSpans  Kind = 0x50 // no reply; Spans
 	KindStatus Kind = 0x51 // -> Status
+	KindTrace  Kind = 0x55 // TraceQuery -> TraceInfo, array: OTLP JSON lines
 )
 
 // Kinds of the peer protocol. The dialer of a control connection is the source of its transfers.
@@ -70,6 +71,7 @@ const (
 
 	KindFind      Kind = 0x90 // Find, array: keys -> FindInfo
 	KindOpenBlock Kind = 0x91 // OpenBlocks, array: keys -> OpenedBlocks
+	KindTraceOf   Kind = 0x92 // TraceOf -> TraceOfInfo, array: OTLP JSON lines
 )
 
 var kindNames = map[Kind]string{
@@ -84,6 +86,7 @@ var kindNames = map[Kind]string{
 	KindRelease: "RELEASE", KindGrant: "GRANT", KindGrantRenew: "GRANT_RENEW", KindGrantRevoke: "GRANT_REVOKE",
 	KindGrantLayers: "GRANT_LAYERS", KindGrantEnded: "GRANT_ENDED", KindClaim: "CLAIM", KindClaimed: "CLAIMED",
 	KindFind: "FIND", KindOpenBlock: "OPEN_BLOCKS",
+	KindTrace: "TRACE", KindTraceOf: "TRACE_OF",
 	KindBind: "BIND", KindFin: "FIN", KindAbort: "ABORT", KindDone: "DONE", KindEnded: "ENDED", KindPeerBye: "BYE",
 }
 

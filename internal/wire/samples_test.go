@@ -91,6 +91,10 @@ var wireStructs = []struct {
 	{func() any { return &ClientSpan{} }, []string{"SPANS"}},
 	{func() any { return &ClientSpanEvent{} }, []string{"SPANS"}},
 	{func() any { return &Status{} }, []string{"STATUS"}},
+	{func() any { return &TraceQuery{} }, []string{"TRACE"}},
+	{func() any { return &TraceInfo{} }, []string{"TRACE"}},
+	{func() any { return &TraceOf{} }, []string{"TRACE_OF"}},
+	{func() any { return &TraceOfInfo{} }, []string{"TRACE_OF"}},
 	{func() any { return &Bind{} }, []string{"BIND"}},
 	{func() any { return &Bound{} }, []string{"BIND"}},
 	{func() any { return &Fin{} }, []string{"FIN"}},
@@ -239,6 +243,11 @@ func goldenCases() []golden {
 	add("find", KindFind, 7, &find, keys)
 	add("ok_find", KindOK, 7, &FindInfo{Holders: []Holder{holder}}, nil)
 	add("open_blocks", KindOpenBlock, 8, &OpenBlocks{Find: find, Cache: "decode-0", TTLMillis: 30_000}, keys)
+	lines := []byte("{\"resourceSpans\":[]}\n")
+	add("trace", KindTrace, 21, &TraceQuery{ID: sampleTrace, LocalOnly: true, TimeoutMillis: 500}, nil)
+	add("ok_trace", KindOK, 21, &TraceInfo{TraceID: sampleTrace, Unasked: []string{"decode-1"}, LeftOff: 1}, lines)
+	add("trace_of", KindTraceOf, 9, &TraceOf{ID: sampleTransfer}, nil)
+	add("ok_trace_of", KindOK, 9, &TraceOfInfo{TraceID: sampleTrace, Peers: []string{"decode-0"}, LeftOff: 1}, lines)
 	add("ok_open_blocks", KindOK, 8, &OpenedBlocks{Lease: sampleLease, Secret: sampleSecret(), Blocks: 3}, nil)
 	return out
 }
