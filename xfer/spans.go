@@ -16,8 +16,20 @@ import (
 
 // remoteContext puts a W3C traceparent into ctx; one that cannot be read is ignored: tracing never fails a transfer.
 func remoteContext(ctx context.Context, traceparent string) context.Context {
-	return propagation.TraceContext{}.Extract(ctx, propagation.MapCarrier{"traceparent": traceparent})
+	return propagation.TraceContext{}.Extract(ctx, parentCarrier(traceparent))
 }
+
+// parentCarrier is a traceparent as OpenTelemetry's propagator reads it; a map for one string would cost more than the parsing.
+type parentCarrier string
+
+func (c parentCarrier) Get(key string) string {
+	if key == "traceparent" {
+		return string(c)
+	}
+	return ""
+}
+func (parentCarrier) Set(string, string) {}
+func (parentCarrier) Keys() []string     { return []string{"traceparent"} }
 
 func formatTraceparent(sc trace.SpanContext) string {
 	carrier := propagation.MapCarrier{}
@@ -65,9 +77,10 @@ func (s *layerSpans) endAll(failure *fault.Error) {
 	}
 }
 
-// sendSpans are the source daemon's spans of a push, under the push's lock. Without a recording tracer they cost a
-// comparison.
+// sendSpans are the source daemon's spans of a push, under the push's lock. Where the transfer is not recorded, begin alone
+// does something: it makes the ids that travel on; every later step is a comparison.
 type sendSpans struct {
+	on        bool // the transfer is recorded
 	ctx       context.Context
 	push      trace.Span
 	bind, fin trace.Span
@@ -83,7 +96,7 @@ func (s *sendSpans) begin(p *transfer, traceparent, clientSpan string) wire.Push
 	if parent.IsValid() {
 		info.ParentID = parent.SpanID().String()
 	} else {
-		config.TraceID, config.TraceFlags = trace.TraceID(random16()), trace.FlagsSampled
+		config.TraceID, config.TraceFlags = newTrace(p.client.tracer, p.spanName())
 	}
 	id, err := trace.SpanIDFromHex(clientSpan)
 	if err != nil { // the client has no span of its own
@@ -93,11 +106,26 @@ func (s *sendSpans) begin(p *transfer, traceparent, clientSpan string) wire.Push
 	}
 	config.SpanID = id
 	ctx := trace.ContextWithRemoteSpanContext(context.Background(), trace.NewSpanContext(config))
-	s.ctx, s.push = p.client.tracer.Start(ctx, p.spanName(), trace.WithSpanKind(trace.SpanKindProducer), trace.WithAttributes(
-		attr.KeyTransferID.String(hex16(p.transferID)), attr.KeyCache.String(p.name()), attr.KeyPeer.String(p.ticket.Node),
-		attr.KeyBlocks.Int(len(p.blocks))))
-	info.TraceID, info.Sampled = config.TraceID.String(), s.push.IsRecording()
+	s.ctx, s.push = p.client.tracer.Start(ctx, p.spanName(), producer)
+	if s.on = s.push.IsRecording(); s.on {
+		s.push.SetAttributes(attr.KeyTransferID.String(hex16(p.transferID)), attr.KeyCache.String(p.name()), attr.KeyPeer.String(p.ticket.Node),
+			attr.KeyBlocks.Int(len(p.blocks)))
+	}
+	info.TraceID, info.Sampled = config.TraceID.String(), s.on
 	return info
+}
+
+var producer = trace.WithSpanKind(trace.SpanKindProducer)
+
+// newTrace makes the id of a trace that begins with a client's span, and asks the sampler about it. A span is the only way to
+// ask: this one is dropped without an end, so nobody exports it. Without a sampler here the trace counts as sampled, since
+// the peer may have one.
+func newTrace(tracer trace.Tracer, name string) (trace.TraceID, trace.TraceFlags) {
+	_, question := tracer.Start(context.Background(), name)
+	if sc := question.SpanContext(); sc.IsValid() {
+		return sc.TraceID(), sc.TraceFlags()
+	}
+	return trace.TraceID(random16()), trace.FlagsSampled
 }
 
 func (s *sendSpans) traceparent() string { return formatTraceparent(s.push.SpanContext()) }
@@ -108,6 +136,9 @@ func (s *sendSpans) start(p *transfer, name string, attrs ...attribute.KeyValue)
 }
 
 func (s *sendSpans) binding(p *transfer) {
+	if !s.on {
+		return
+	}
 	name, reason := p.ls.link.Provider()
 	s.push.SetAttributes(attr.KeyProvider.String(name), attr.KeyProviderReason.String(reason))
 	s.bind = s.start(p, attr.SpanBind, attr.KeyEpoch.String(p.ticket.Epoch))
@@ -128,7 +159,7 @@ func (s *sendSpans) bindFailed(err error) {
 
 func (s *sendSpans) posting(p *transfer, f protocol.TransferEffect) {
 	s.batches++
-	if !s.push.IsRecording() {
+	if !s.on {
 		return
 	}
 	bytes := p.plan.bytes(f.Layer, f.First, f.Count)
@@ -154,9 +185,16 @@ func (s *sendSpans) completed(ev protocol.TransferEvent) {
 	}
 }
 
-func (s *sendSpans) finishing(p *transfer) { s.fin = s.start(p, attr.SpanFin) }
+func (s *sendSpans) finishing(p *transfer) {
+	if s.on {
+		s.fin = s.start(p, attr.SpanFin)
+	}
+}
 
 func (s *sendSpans) ended(p *transfer, failure *fault.Error) {
+	if !s.on {
+		return
+	}
 	s.layers.endAll(failure)
 	if s.bind != nil { // it may have ended before the answer came
 		s.bind.End()
@@ -180,6 +218,7 @@ func endResult(span trace.Span, failure *fault.Error) {
 
 // receiveSpans are the target daemon's spans of a lease that was bound, under the lease's lock.
 type receiveSpans struct {
+	on     bool // the transfer is recorded
 	ctx    context.Context
 	bind   trace.Span
 	layers layerSpans
@@ -188,11 +227,20 @@ type receiveSpans struct {
 // begin starts the bind span below the source's push span.
 func (s *receiveSpans) begin(l *permit, b *bindRequest) {
 	s.ctx = remoteContext(context.Background(), b.parent)
-	s.bind = s.start(l, attr.SpanBind, attr.KeyTransferID.String(b.transfer), attr.KeyPeer.String(b.ls.link.Peer().Node))
+	_, s.bind = l.client.tracer.Start(s.ctx, attr.SpanBind)
+	if s.on = s.bind.IsRecording(); s.on {
+		s.bind.SetAttributes(attr.KeyLeaseID.String(hex16(l.grantID)), attr.KeyTransferID.String(b.transfer), attr.KeyPeer.String(b.ls.link.Peer().Node))
+	}
 }
 
-func (s *receiveSpans) start(l *permit, name string, attrs ...attribute.KeyValue) trace.Span {
-	_, span := l.client.tracer.Start(s.ctx, name, trace.WithAttributes(attr.KeyLeaseID.String(hex16(l.grantID))), trace.WithAttributes(attrs...))
+// unrecorded is a span that does nothing.
+var unrecorded = trace.SpanFromContext(context.Background())
+
+func (s *receiveSpans) start(l *permit, name string) trace.Span {
+	if !s.on {
+		return unrecorded
+	}
+	_, span := l.client.tracer.Start(s.ctx, name, trace.WithAttributes(attr.KeyLeaseID.String(hex16(l.grantID))))
 	return span
 }
 
@@ -200,7 +248,7 @@ func (s *receiveSpans) bound() { s.bind.End() }
 
 // arrived opens a layer's place span at its first piece.
 func (s *receiveSpans) arrived(l *lease, ev protocol.LeaseEvent) {
-	if s.bind == nil || !s.bind.SpanContext().IsSampled() {
+	if !s.on {
 		return
 	}
 	layer, _, _ := ev.Tag.Parts()
@@ -217,13 +265,19 @@ func (s *receiveSpans) arrived(l *lease, ev protocol.LeaseEvent) {
 
 func (s *receiveSpans) layerPlaced(_ *lease, layer uint32) { s.layers.end(layer) }
 
+func unfenced(error) {}
+
 // fencing opens the fence span; the returned function ends it, from any goroutine.
 func (s *receiveSpans) fencing(l *permit, code fault.Code) func(error) {
+	if !s.on {
+		return unfenced
+	}
 	reason := "complete"
 	if code != 0 {
 		reason = code.String()
 	}
-	span := s.start(l, attr.SpanFence, attr.KeyFenceReason.String(reason))
+	span := s.start(l, attr.SpanFence)
+	span.SetAttributes(attr.KeyFenceReason.String(reason))
 	return func(err error) {
 		if err != nil {
 			fail(span, err)
@@ -241,16 +295,17 @@ func (s *receiveSpans) ended(failure *fault.Error) {
 
 // planned says in a span of its own how a transfer of blocks was cut.
 func (s *sendSpans) planned(p *transfer, b *blockPlan) {
-	span := s.start(p, attr.SpanPlan)
-	if span.IsRecording() {
-		l := b.local.Layout
-		opsPerLayer := (uint32(len(p.blocks)) + b.opPieces - 1) / b.opPieces
-		rangesPerLayer := len(b.append(nil, 0, 0, uint32(len(p.blocks))))
-		span.SetAttributes(attr.KeyLayers.Int64(int64(l.Layers)), attr.KeyBlocks.Int(len(p.blocks)),
-			attr.KeyPieces.Int64(int64(l.Layers)*int64(len(p.blocks))), attr.KeyBatches.Int64(int64(l.Layers)*int64(opsPerLayer)),
-			attr.KeyRanges.Int64(int64(l.Layers)*int64(rangesPerLayer)),
-			attr.KeyBytes.Int64(int64(l.Layers)*int64(len(p.blocks))*int64(l.PieceBytes())))
+	if !s.on {
+		return
 	}
+	span := s.start(p, attr.SpanPlan)
+	l := b.local.Layout
+	opsPerLayer := (uint32(len(p.blocks)) + b.opPieces - 1) / b.opPieces
+	rangesPerLayer := len(b.append(nil, 0, 0, uint32(len(p.blocks))))
+	span.SetAttributes(attr.KeyLayers.Int64(int64(l.Layers)), attr.KeyBlocks.Int(len(p.blocks)),
+		attr.KeyPieces.Int64(int64(l.Layers)*int64(len(p.blocks))), attr.KeyBatches.Int64(int64(l.Layers)*int64(opsPerLayer)),
+		attr.KeyRanges.Int64(int64(l.Layers)*int64(rangesPerLayer)),
+		attr.KeyBytes.Int64(int64(l.Layers)*int64(len(p.blocks))*int64(l.PieceBytes())))
 	span.End()
 }
 
