@@ -40,6 +40,10 @@ bin/nats-server: go.mod
 bin/certmaker: FORCE
 	@mkdir -p bin
 	$(GO) build -o $@ ./test/integration/certmaker
+# The OpenTelemetry Collector's own receiver, for tests of the export: a module of its own, about a minute to build the first time.
+bin/otlpsink: test/integration/otlpsink/main.go test/integration/otlpsink/go.mod test/integration/otlpsink/go.sum
+	@mkdir -p bin
+	cd test/integration/otlpsink && $(GO) build -o $(CURDIR)/$@ . && $(GO) vet .
 FORCE:
 
 $(VENV)/bin/python:
@@ -86,7 +90,7 @@ test-python: $(VENV)/.test
 	cd sdk/python && PYTHONPATH=$(SDK) $(PY) -m pytest -q
 	cd examples/disagg && PYTHONPATH=$(SDK) $(PY) -m pytest -q
 
-test-integration: $(VENV)/.test build bin/kvxfer-race bin/kvxfer-nofence bin/nats-server bin/certmaker
+test-integration: $(VENV)/.test build bin/kvxfer-race bin/kvxfer-nofence bin/nats-server bin/certmaker bin/otlpsink
 	cd test/integration && PYTHONPATH=$(SDK) $(PY) -m pytest -q $(PYTEST)
 
 FUZZTIME ?= 20s

@@ -169,14 +169,15 @@ func TestTraceFollowsTheNamedNodes(t *testing.T) {
 // TestTraceAnswersAreBounded: one question a client at a time, lines of a node and of all of them together.
 func TestTraceAnswersAreBounded(t *testing.T) {
 	many := map[string]map[string][]string{"a": {"red": nil}}
-	for i := range 8 {
+	const others = 30
+	for i := range others {
 		name := fmt.Sprint("n", i)
 		many["a"]["red"] = append(many["a"]["red"], name)
 		many[name] = map[string][]string{"red": {}}
 	}
 	net, memories := remembering(t, many)
-	for i := range 8 {
-		memories[fmt.Sprint("n", i)].lines["red"] = strings.Repeat("x", 7<<20)
+	for i := range others {
+		memories[fmt.Sprint("n", i)].lines["red"] = strings.Repeat("x", wire.MaxTraceLines-1)
 	}
 	a := net.nodes["a"]
 	id := asking(t, a, "red", nobody)

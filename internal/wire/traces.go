@@ -33,8 +33,9 @@ type TraceOfInfo struct {
 }
 
 const (
-	// MaxTraceLines bounds the lines in one node's answer, in bytes.
-	MaxTraceLines = 8 << 20
+	// MaxTraceLines bounds the lines in one node's answer, in bytes: some thousand spans. Answers wait in a link's queue, which
+	// transfers need too.
+	MaxTraceLines = 2 << 20
 	// MaxTracePeers bounds the nodes that one node names.
 	MaxTracePeers = 1024
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import re
 import secrets
 import sys
@@ -95,6 +96,24 @@ def parent_of(op: str, traceparent: str | None) -> Context | None:
     return active() if traceparent is None else parse(op, traceparent)
 
 
+def samples(trace_id: str) -> bool:
+    """What OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG say of a trace that begins in this process; by default every
+    trace is sampled. OpenTelemetry's own SDKs decide the same of the same id. A value that cannot be read counts as the
+    default, as there: tracing breaks no transfer."""
+    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    sampler = os.environ.get("OTEL_TRACES_SAMPLER", "").strip().lower().removeprefix("parentbased_")
+    if sampler == "traceidratio":
+        try:
+            ratio = float(os.environ.get("OTEL_TRACES_SAMPLER_ARG", "1"))
+        except ValueError:
+            return True
+        if not 0 <= ratio <= 1:
+            return True
+        return int(trace_id[16:], 16) >> 1 < int(ratio * (1 << 63))
+    return sampler != "always_off"
+
+
 class Span:
     """A step of the caller's own, from :meth:`Client.span`.
 
@@ -175,10 +194,11 @@ class Span:
 
 
 def start(op: str, name: str, traceparent: str | None, attributes: dict[str, Any]) -> Span:
-    """A span under what the call belongs to, or the root of a new, sampled trace."""
+    """A span under what the call belongs to, or the root of a new trace."""
     parent = parent_of(op, traceparent)
     if parent is None:
-        return Span(name, Context(new_trace_id(), new_span_id(), True), "", attributes)
+        trace_id = new_trace_id()
+        return Span(name, Context(trace_id, new_span_id(), samples(trace_id)), "", attributes)
     return Span(name, Context(parent.trace_id, new_span_id(), parent.sampled), parent.span_id, attributes)
 
 
