@@ -153,6 +153,7 @@ func (t *Telemetry) Find(w Whose, id string, most int) (Found, error) {
 		return Found{}, fault.New(fault.NotSupported, op, "this daemon keeps no spans: start it with --trace-keep N, or with tracing on "+
 			"(OTEL_EXPORTER_OTLP_ENDPOINT or --trace-file) and without --trace-keep 0")
 	}
+	t.deferred.drain()
 	spans := t.kept.snapshot(w)
 	f := Found{}
 	if id != "" {

@@ -61,7 +61,9 @@ type Telemetry struct {
 	node       []attribute.KeyValue // what client spans' resources share with the daemon's
 	version    string
 	dropAll    bool
-	kept       *kept // nil: nothing is kept
+	kept       *kept     // nil: nothing is kept
+	deferred   *deferred // nil when off
+	spans      *deferredProvider
 
 	mu      sync.Mutex
 	clients map[clientProcess]trace.Tracer
@@ -133,13 +135,19 @@ func Start(ctx context.Context, opt Options) (*Telemetry, error) {
 		if env.grpc {
 			client = otlptracegrpc.NewClient()
 		}
-		if err := t.add(ctx, client, "otlp", opt.Logger); err != nil {
+		var queue []sdktrace.BatchSpanProcessorOption
+		if os.Getenv("OTEL_BSP_MAX_QUEUE_SIZE") == "" { // spans come in bulk: the standard's 2048 would be little
+			queue = append(queue, sdktrace.WithMaxQueueSize(fileQueue))
+		}
+		if err := t.add(ctx, client, "otlp", opt.Logger, queue...); err != nil {
 			t.provider = t.newProvider(res)
 			return nil, errors.Join(err, t.Shutdown(ctx))
 		}
 	}
-	t.provider = t.newProvider(res)
-	t.tracer = t.provider.Tracer(attr.Scope, trace.WithInstrumentationVersion(opt.Version))
+	t.provider = t.newProvider(res, sdktrace.WithIDGenerator(presetGenerator{}), sdktrace.WithSampler(sdktrace.AlwaysSample()))
+	t.deferred = newDeferred(samplerOf(os.Getenv))
+	t.spans = &deferredProvider{d: t.deferred, real: t.provider}
+	t.tracer = t.spans.Tracer(attr.Scope, trace.WithInstrumentationVersion(opt.Version))
 	opt.Logger.Info("tracing is on", "otlp", env.otlp, "otlp_grpc", env.grpc, "otlp_endpoint", env.endpoint, "trace_file", opt.TraceFile, "spans_kept", opt.Keep)
 	return t, nil
 }
@@ -183,7 +191,7 @@ func (t *Telemetry) TenantTracer(tenant string) trace.Tracer {
 	if t.provider == nil {
 		return t.tracer
 	}
-	return t.provider.Tracer(attr.Scope, trace.WithInstrumentationVersion(t.version), tenantScope(tenant))
+	return t.spans.Tracer(attr.Scope, trace.WithInstrumentationVersion(t.version), tenantScope(tenant))
 }
 
 func tenantScope(tenant string) trace.TracerOption {
@@ -198,6 +206,7 @@ func (t *Telemetry) Flush(ctx context.Context) error {
 	if t.provider == nil {
 		return nil
 	}
+	t.deferred.drain()
 	return t.provider.ForceFlush(ctx)
 }
 
@@ -206,6 +215,9 @@ func (t *Telemetry) Flush(ctx context.Context) error {
 func (t *Telemetry) Shutdown(ctx context.Context) error {
 	if t.provider == nil {
 		return nil
+	}
+	if t.deferred != nil { // nil: Start failed half way
+		t.deferred.close()
 	}
 	stop := context.AfterFunc(ctx, t.abort)
 	defer stop()

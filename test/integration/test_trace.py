@@ -195,7 +195,7 @@ def test_trace_command(pair: tuple[Daemon, Daemon], tmp_path: Path) -> None:
 
 
 def test_trace_from_the_daemons(daemon: Start, tmp_path: Path) -> None:
-    """Without files: the daemon that is asked gets the other nodes' spans, by a trace's or a transfer's id."""
+    """Without files: the daemon that is asked gets the other nodes' spans, by a trace's or transfer's id."""
     decode = daemon("decode", "--nats-listen", "127.0.0.1:0")
     prefill = daemon("prefill", "--nats", decode.info["nats_url"])
     idle = daemon("idle", "--nats", decode.info["nats_url"], "--trace-keep", "64")
