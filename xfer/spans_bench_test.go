@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/kvxfer/kvxfer/internal/telemetry"
 	"github.com/kvxfer/kvxfer/internal/wire"
 	"github.com/kvxfer/kvxfer/rdma"
 	"github.com/kvxfer/kvxfer/xfer/layout"
@@ -112,7 +113,17 @@ func BenchmarkTransferSpansUnsampled(b *testing.B) {
 	benchmarkSpans(b, tracer, unsampledParent)
 }
 
+// BenchmarkTransferSpansOn is what the transfer itself takes: telemetry's tracer notes spans and hands them to the SDK later, of
+// those of this loop only a part.
 func BenchmarkTransferSpansOn(b *testing.B) {
+	tel, err := telemetry.Start(b.Context(), telemetry.Options{Keep: 1})
+	require.NoError(b, err)
+	defer func() { _ = tel.Shutdown(context.Background()) }()
+	benchmarkSpans(b, tel.Tracer(), sampledParent)
+}
+
+// BenchmarkTransferSpansSDK makes the spans at once, with the SDK's tracer: what telemetry's spares the transfer.
+func BenchmarkTransferSpansSDK(b *testing.B) {
 	tracer, _ := recording()
 	benchmarkSpans(b, tracer, sampledParent)
 }

@@ -18,8 +18,9 @@ import (
 )
 
 const (
-	// deferTime is how long ended spans wait to be handed to the SDK, together with those of other transfers.
-	deferTime = 25 * time.Millisecond
+	// deferTime is how often ended spans are handed to the SDK, those of many transfers together. It runs by the clock alone: to
+	// wake a goroutine costs a transfer more than to note its spans.
+	deferTime = 100 * time.Millisecond
 	// deferQueue bounds the spans that wait; more are dropped, as the exporters do.
 	deferQueue = 8192
 )
@@ -30,7 +31,6 @@ const (
 // the SDK's samplers; the SDK gets it under these ids and times from one goroutine, in bulk.
 type deferred struct {
 	sampler sdktrace.Sampler
-	wake    chan struct{}
 	stop    chan struct{}
 	done    chan struct{}
 	once    sync.Once
@@ -44,22 +44,16 @@ type deferred struct {
 }
 
 func newDeferred(sampler sdktrace.Sampler) *deferred {
-	d := &deferred{sampler: sampler, wake: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{})}
+	d := &deferred{sampler: sampler, stop: make(chan struct{}), done: make(chan struct{})}
 	go d.run()
 	return d
 }
 
 func (d *deferred) run() {
 	defer close(d.done)
-	t := time.NewTimer(0)
+	t := time.NewTicker(deferTime)
 	defer t.Stop()
 	for {
-		select {
-		case <-d.stop:
-			return
-		case <-d.wake:
-		}
-		t.Reset(deferTime)
 		select {
 		case <-d.stop:
 			return
@@ -72,18 +66,9 @@ func (d *deferred) run() {
 // add takes a span that has ended.
 func (d *deferred) add(s *deferredSpan) {
 	d.mu.Lock()
-	first := len(d.waiting) == 0
-	if d.closed || len(d.waiting) >= deferQueue {
-		d.mu.Unlock()
-		return
-	}
-	d.waiting = append(d.waiting, s)
-	d.mu.Unlock()
-	if first {
-		select {
-		case d.wake <- struct{}{}:
-		default:
-		}
+	defer d.mu.Unlock()
+	if !d.closed && len(d.waiting) < deferQueue {
+		d.waiting = append(d.waiting, s)
 	}
 }
 

@@ -128,6 +128,7 @@ class Span:
         self._events: list[tuple[str, int]] = []
         self._start = time.time_ns()
         self._clock = time.monotonic_ns()
+        self._end = 0  # Unix nanoseconds once it has ended: it does not change any more
 
     @property
     def traceparent(self) -> str:
@@ -151,11 +152,12 @@ class Span:
 
     def set(self, key: str, value: str | bool | int | float) -> None:
         """Sets an attribute."""
-        self._attributes[key] = value
+        if not self._end:
+            self._attributes[key] = value
 
     def event(self, name: str) -> None:
         """Notes a moment; above 256 they are left out."""
-        if len(self._events) < MAX_EVENTS:
+        if len(self._events) < MAX_EVENTS and not self._end:
             self._events.append((name, self._now()))
 
     def _place(self, context: Context, parent_id: str) -> None:
@@ -174,7 +176,7 @@ class Span:
         out: dict[str, Any] = {"trace_id": self.trace_id, "span_id": self.span_id}
         if self._parent_id:
             out["parent_id"] = self._parent_id
-        end = self._now()
+        end = self._end or self._now()
         out |= {
             "name": clip(self._name, _MAX_NAME) or "span",
             "start_unix_ns": self._start,
@@ -223,7 +225,7 @@ class Spans:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: list[dict[str, Any]] = []
+        self._waiting: list[tuple[Span, str]] = []
 
     def end(self, span: Span, error: KvxferError | BaseException | None = None) -> bool:
         """Takes a finished span; True when it is the first that waits."""
@@ -233,7 +235,9 @@ class Spans:
         with self._lock:
             if len(self._waiting) >= _MAX_WAITING:
                 return False
-            self._waiting.append(span._to_wire(text))
+            # What travels is made when it is sent: whoever waits for the call's result does not wait for its span.
+            span._end = span._now()
+            self._waiting.append((span, text))
             return len(self._waiting) == 1
 
     def flush(self, send: Callable[[dict[str, Any]], None]) -> None:
@@ -242,7 +246,8 @@ class Spans:
             waiting, self._waiting = self._waiting, []
         batch: list[dict[str, Any]] = []
         size = 0
-        for s in waiting:
+        for span, error in waiting:
+            s = span._to_wire(error)
             n = len(json.dumps(s, separators=(",", ":")))
             if n > _FRAME_BYTES:
                 continue
