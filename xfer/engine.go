@@ -42,9 +42,11 @@ type Options struct {
 	Tracer    trace.Tracer
 	// TenantTracer is the tracer of a tenant's spans; nil: Tracer is everybody's.
 	TenantTracer func(tenant string) trace.Tracer
-	Traces       Traces // nil: no spans are kept
-	Logger       *slog.Logger
-	Limits       Limits // zero: DefaultLimits
+	// Later runs what only a trace needs, at a time when no transfer waits for it; nil: at once.
+	Later  func(func())
+	Traces Traces // nil: no spans are kept
+	Logger *slog.Logger
+	Limits Limits // zero: DefaultLimits
 	// ProviderWait bounds how long Drain and Close wait for a provider that owes a fence or a completion. Zero: 10 s.
 	ProviderWait time.Duration
 }

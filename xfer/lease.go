@@ -287,7 +287,7 @@ func (l *lease) ended(failure *fault.Error) {
 		}
 	}
 	l.stop()
-	l.spans.ended(failure)
+	l.spans.ended(&l.permit, failure)
 	var note []byte
 	if failure == nil {
 		note = l.note

@@ -301,7 +301,7 @@ func (o *offer) holderEnded(h *holder, f protocol.OfferEffect) {
 		failure = &fault.Error{Code: f.Code, Op: "lease", Peer: ev.Peer, Region: o.name(), MayHaveWritten: f.Wrote, Guarantee: o.region.guarantee()}
 		ev.Error, note = fault.ToWire(failure), nil
 	}
-	h.spans.ended(failure)
+	h.spans.ended(&o.permit, failure)
 	if !o.silent { // the owner sees the data and its word before the peer hears that it does
 		o.client.sink.HolderEnded(ev, note)
 	}

@@ -42,7 +42,8 @@ type spanRig struct {
 	b *blockPlan
 }
 
-func newSpanRig(tracer trace.Tracer) *spanRig {
+func newSpanRig(tracer trace.Tracer, later func(func())) *spanRig {
+	e := &Engine{o: Options{Later: later}}
 	lay := layout.Layout{Layers: 4, KVHeads: 2, HeadDim: 64, DType: "float32", BlockTokens: 16, Order: layout.HND, TPSize: 1}
 	blocks := make([]uint32, 16)
 	for i := range blocks {
@@ -52,8 +53,8 @@ func newSpanRig(tracer trace.Tracer) *spanRig {
 	c := &client{tracer: tracer}
 	ca := &cache{name: "c", client: c, geometry: g, spec: wire.RegisterCache{Layout: lay, NumBlocks: 64}}
 	plan := newBlockPlan(rdma.Caps{MaxRanges: 256, MaxOpBytes: 1 << 20}, g, g, blocks, blocks)
-	p := &transfer{client: c, cache: ca, blocks: blocks, plan: plan, ls: &linkState{link: spanLink{}, provider: "tcp"}}
-	l := &lease{permit: permit{client: c, cache: ca, blocks: blocks}, m: protocol.NewLease(lay.Layers, uint32(len(blocks)), lay.PieceBytes(), 1<<60)}
+	p := &transfer{e: e, client: c, cache: ca, blocks: blocks, plan: plan, ls: &linkState{link: spanLink{}, provider: "tcp"}}
+	l := &lease{permit: permit{e: e, client: c, cache: ca, blocks: blocks}, m: protocol.NewLease(lay.Layers, uint32(len(blocks)), lay.PieceBytes(), 1<<60)}
 	return &spanRig{p: p, l: l, b: plan}
 }
 
@@ -68,7 +69,8 @@ func (r *spanRig) transfer(parent string) {
 	t.begin(&r.l.permit, bind)
 	t.bound()
 	s.bound(r.p)
-	s.planned(r.p, r.b)
+	s.planning()
+	s.cut(r.b)
 	for layer := range uint32(4) {
 		s.posting(r.p, protocol.TransferEffect{Layer: layer, Count: 16})
 		t.arrived(r.l, protocol.LeaseEvent{Tag: layout.NewTag(layer, 0, 16)})
@@ -78,12 +80,12 @@ func (r *spanRig) transfer(parent string) {
 	s.finishing(r.p)
 	t.fencing(&r.l.permit, 0)(nil)
 	t.start(&r.l.permit, "commit").End()
-	t.ended(nil)
+	t.ended(&r.l.permit, nil)
 	s.ended(r.p, nil)
 }
 
-func benchmarkSpans(b *testing.B, tracer trace.Tracer, parent string) {
-	r := newSpanRig(tracer)
+func benchmarkSpans(b *testing.B, tracer trace.Tracer, later func(func()), parent string) {
+	r := newSpanRig(tracer, later)
 	b.ReportAllocs()
 	for b.Loop() {
 		r.transfer(parent)
@@ -105,12 +107,12 @@ func recording() (trace.Tracer, *counting) {
 }
 
 func BenchmarkTransferSpansOff(b *testing.B) {
-	benchmarkSpans(b, noop.NewTracerProvider().Tracer(""), sampledParent)
+	benchmarkSpans(b, noop.NewTracerProvider().Tracer(""), nil, sampledParent)
 }
 
 func BenchmarkTransferSpansUnsampled(b *testing.B) {
 	tracer, _ := recording()
-	benchmarkSpans(b, tracer, unsampledParent)
+	benchmarkSpans(b, tracer, nil, unsampledParent)
 }
 
 // BenchmarkTransferSpansOn is what the transfer itself takes: telemetry's tracer notes spans and hands them to the SDK later, of
@@ -119,19 +121,19 @@ func BenchmarkTransferSpansOn(b *testing.B) {
 	tel, err := telemetry.Start(b.Context(), telemetry.Options{Keep: 1})
 	require.NoError(b, err)
 	defer func() { _ = tel.Shutdown(context.Background()) }()
-	benchmarkSpans(b, tel.Tracer(), sampledParent)
+	benchmarkSpans(b, tel.Tracer(), tel.Later, sampledParent)
 }
 
 // BenchmarkTransferSpansSDK makes the spans at once, with the SDK's tracer: what telemetry's spares the transfer.
 func BenchmarkTransferSpansSDK(b *testing.B) {
 	tracer, _ := recording()
-	benchmarkSpans(b, tracer, sampledParent)
+	benchmarkSpans(b, tracer, nil, sampledParent)
 }
 
 // BenchmarkTransferSpansBaseline makes the ids that travel.
 func BenchmarkTransferSpansBaseline(b *testing.B) {
 	tracer := noop.NewTracerProvider().Tracer("")
-	r := newSpanRig(tracer)
+	r := newSpanRig(tracer, nil)
 	b.ReportAllocs()
 	for b.Loop() {
 		var s sendSpans
@@ -149,7 +151,7 @@ func TestUnrecordedTransferCostsItsIDs(t *testing.T) {
 		tracer trace.Tracer
 		parent string
 	}{"off": {noop.NewTracerProvider().Tracer(""), sampledParent}, "unsampled": {tracer, unsampledParent}} {
-		r := newSpanRig(x.tracer)
+		r := newSpanRig(x.tracer, nil)
 		ids := testing.AllocsPerRun(200, func() {
 			var s sendSpans
 			s.begin(r.p, x.parent, clientSpanID)
@@ -160,6 +162,6 @@ func TestUnrecordedTransferCostsItsIDs(t *testing.T) {
 		require.LessOrEqual(t, all, ids, name)
 	}
 	require.Zero(t, ended.ended)
-	newSpanRig(tracer).transfer(sampledParent)
+	newSpanRig(tracer, nil).transfer(sampledParent)
 	require.Equal(t, len([]string{"push", "bind", "plan", "fin"})+4+len([]string{"bind", "fence", "commit"})+4, ended.ended)
 }

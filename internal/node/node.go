@@ -236,7 +236,7 @@ func (n *Node) startEngine(context.Context) error {
 	n.wg.Go(func() { dir.run(ctx) })
 	n.engine = xfer.New(xfer.Options{
 		Node: n.cfg.Node, Epoch: n.inc.Epoch(), BootID: n.inc.BootID(), Addr: n.info.PeerAddr, Clock: clock,
-		Providers: n.providers, Store: n.store, Directory: dir, Finder: dir, Tracer: n.tel.Tracer(), TenantTracer: n.tel.TenantTracer, Traces: traces{n}, Logger: n.log,
+		Providers: n.providers, Store: n.store, Directory: dir, Finder: dir, Tracer: n.tel.Tracer(), TenantTracer: n.tel.TenantTracer, Later: n.tel.Later, Traces: traces{n}, Logger: n.log,
 		Limits: limits(n.cfg),
 	})
 	n.later(n.engine.Close)

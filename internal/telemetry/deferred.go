@@ -23,6 +23,8 @@ const (
 	deferTime = 100 * time.Millisecond
 	// deferQueue bounds the spans that wait; more are dropped, as the exporters do.
 	deferQueue = 8192
+	// deferWork bounds the transfers whose spans are still to be made; the spans of more are dropped.
+	deferWork = 4096
 )
 
 // deferred hands spans to the SDK when their transfer is over. A span of the SDK costs some microseconds to start and to end,
@@ -37,6 +39,7 @@ type deferred struct {
 
 	mu      sync.Mutex
 	waiting []*deferredSpan
+	work    []func()
 	closed  bool
 
 	handing sync.Mutex // held while spans are handed over: who returns from drain finds them there
@@ -72,10 +75,26 @@ func (d *deferred) add(s *deferredSpan) {
 	}
 }
 
+// later queues work that makes spans.
+func (d *deferred) later(f func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.closed && len(d.work) < deferWork {
+		d.work = append(d.work, f)
+	}
+}
+
 // drain hands over everything that has ended before the call.
 func (d *deferred) drain() {
 	d.handing.Lock()
 	defer d.handing.Unlock()
+	d.mu.Lock()
+	work := d.work
+	d.work = nil
+	d.mu.Unlock()
+	for _, f := range work {
+		f() // ends spans
+	}
 	d.mu.Lock()
 	all := d.waiting
 	d.waiting = d.spare
@@ -92,6 +111,7 @@ func (d *deferred) close() {
 	d.once.Do(func() {
 		close(d.stop)
 		<-d.done
+		d.drain()
 		d.mu.Lock()
 		d.closed = true
 		d.mu.Unlock()

@@ -194,6 +194,14 @@ func (t *Telemetry) TenantTracer(tenant string) trace.Tracer {
 	return t.spans.Tracer(attr.Scope, trace.WithInstrumentationVersion(t.version), tenantScope(tenant))
 }
 
+// Later runs f, which makes and ends spans of something that is over, beside the transfers; within a tenth of a second, and
+// before Flush, Find and Shutdown return. Where tracing is off or has ended f is dropped.
+func (t *Telemetry) Later(f func()) {
+	if t.deferred != nil {
+		t.deferred.later(f)
+	}
+}
+
 func tenantScope(tenant string) trace.TracerOption {
 	return trace.WithInstrumentationAttributes(attr.KeyTenant.String(tenant))
 }
