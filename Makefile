@@ -18,7 +18,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # Tests wait for conditions, not for times; this only ends a run that hangs.
 GOTEST := $(GO) test -race -timeout 10m
 
-.PHONY: all build demo test lint test-go test-python test-integration explore fuzz bench late-writes late-writes-nixl generate clean
+.PHONY: all build demo test lint test-go test-python test-integration explore fuzz bench late-writes late-writes-nixl trace-cost generate clean
 
 all: build
 
@@ -101,6 +101,9 @@ fuzz: ## every fuzz target for FUZZTIME
 
 bench: ## ns a block and allocations
 	$(GO) test -run '^$$' -bench . -benchmem ./rdma/... ./xfer/...
+
+trace-cost: $(VENV)/.test build bin/otlpsink ## what tracing costs a transfer of 1 MiB; docs/tracing.md. ARGS="--rounds 500 --provider shm"
+	cd test/integration && PYTHONPATH=$(SDK) $(PY) tracecost.py $(ARGS)
 
 ROUNDS ?= 10000
 late-writes: $(VENV)/.test bin/kvxfer-race bin/kvxfer-nofence bin/nats-server ## more rounds than `make test` has time for; docs/late-writes.md

@@ -56,5 +56,8 @@
 //     TestScatterListsAreBoundedBeforeTheyArePlanned
 //   - a part that commits while it is taken back is evicted, whoever is left: TestPartThatCommitsWhileItIsTakenBack
 //   - memory with a cache in it is never raw or gone, whichever requests meet: TestCacheMeetsTheRegionsEnd
+//   - a trace is gathered from the nodes that its spans name, of the asker's tenant alone, in a bounded answer:
+//     TestTraceFollowsTheNamedNodes, TestTraceAnswersAreBounded, TestTraceOfWrongPeers, TestTraceOfIsChecked
+//   - a transfer that is not recorded makes nothing for traces but the ids that travel: TestUnrecordedTransferCostsItsIDs
 //   - nodes agree on durations alone, their clocks may be hours apart: TestClocksHoursApart
 package xfer

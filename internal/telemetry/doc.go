@@ -14,6 +14,9 @@
 // a Go program with its own tracing can embed a node. docs/tracing.md tells the user's side: variables, span
 // names and attribute keys, which are those of package attr.
 //
+// A daemon's span only notes what happens (deferred.go); the SDK gets it when its transfer is over. So the SDK's cost, which is
+// some microseconds a span, is not in the way of a transfer. Ids and the sampler's decision are those of the span's start.
+//
 // Spans are per operation, layer or provider batch, never per block: their number must not grow with the number
 // of blocks, and attr.MaxBatchSpans bounds those of one transfer.
 //
@@ -26,6 +29,8 @@
 //     TestTraceFileMendsATornLine
 //   - a client span is exported under the client's ids, or refused by the field's name: TestClientSpanKeepsItsIDs,
 //     TestClientSpanRefusals, FuzzClientSpan
+//   - a span that is handed over later is the one that the SDK would have made, sampled as the SDK's samplers say:
+//     TestDeferredSpansAreTheSDKs, TestSamplersAreTheSDKs; what waits is bounded: TestLateSpansAreDroppedAndTheQueueIsBounded
 //   - what is kept is bounded in spans and bytes, the newest stay, and nobody sees another tenant's: TestKeptIsBounded,
 //     TestFindKeepsTenantsApart
 //   - a trace is found by its id, a transfer's, or the beginning of one, and is what the trace file would hold: TestFind
