@@ -1,9 +1,9 @@
 """What tracing costs a transfer of 1 MiB; ``make trace-cost`` runs it, docs/tracing.md has its figures.
 
-Two pairs of daemons run side by side on one host, each with a client on both nodes: one pair does not trace, the other
-exports over OTLP to the Collector's receiver. Each round moves 1 MiB once in each case, in random order, and takes the time
-from the lease to the word on both sides that the blocks are there. Rounds are compared with themselves: whatever
-else the machine does meets all cases alike. The cases:
+Two pairs of daemons run side by side on one host, each with a client on both nodes: one pair does not trace,
+the other exports over OTLP to the Collector's receiver. Each round moves 1 MiB once in each case, in random
+order, and takes the time from the lease to the word on both sides that the blocks are there. Rounds are compared
+with themselves: whatever else the machine does meets all cases alike. The cases:
 
 - ``off``: the pair that does not trace;
 - ``again``: the same once more; what differs here is chance;
@@ -36,7 +36,9 @@ CASES = ("off", "again", "unsampled", "on")
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=2000, help="transfers in each case (default 2000)")
     parser.add_argument("--provider", default="tcp", choices=["tcp", "shm"], help="what moves the bytes")
     parser.add_argument("--json", action="store_true", help="one JSON value instead of text")
@@ -69,7 +71,9 @@ def measure(
     caches = {}
     pairs = {}
     for kind, environment in (("quiet", {}), ("traced", env)):
-        decode = node(directory, f"{kind}-decode", environment, "--nats-listen", "127.0.0.1:0", "--providers", provider)
+        decode = node(
+            directory, f"{kind}-decode", environment, "--nats-listen", "127.0.0.1:0", "--providers", provider
+        )
         daemons.append(decode)
         url = decode.info["nats_url"]
         prefill = node(directory, f"{kind}-prefill", environment, "--nats", url, "--providers", provider)

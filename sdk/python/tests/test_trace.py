@@ -223,7 +223,7 @@ def test_spans_survive_the_daemon(daemon: FakeDaemon, client: kvxfer.Client) -> 
 def test_the_sampler_of_the_environment(
     daemon: FakeDaemon, cache: kvxfer.Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A trace that begins here is sampled as OTEL_TRACES_SAMPLER says; one that a caller began, as the caller said."""
+    """A trace that begins here is sampled as OTEL_TRACES_SAMPLER says, another one as its caller said."""
     low, high = "f" * 16 + "0" * 15 + "1", "0" * 16 + "f" * 16
     for sampler, ratio, want in (
         ("", "", {low: True, high: True}),

@@ -97,9 +97,11 @@ def parent_of(op: str, traceparent: str | None) -> Context | None:
 
 
 def samples(trace_id: str) -> bool:
-    """What OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG say of a trace that begins in this process; by default every
-    trace is sampled. OpenTelemetry's own SDKs decide the same of the same id. A value that cannot be read counts as the
-    default, as there: tracing breaks no transfer."""
+    """What OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG say of a trace that begins in this process.
+
+    By default every trace is sampled. OpenTelemetry's own SDKs decide the same of the same id. A value that
+    cannot be read counts as the default, as there: tracing breaks no transfer.
+    """
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     sampler = os.environ.get("OTEL_TRACES_SAMPLER", "").strip().lower().removeprefix("parentbased_")
@@ -235,7 +237,7 @@ class Spans:
         with self._lock:
             if len(self._waiting) >= _MAX_WAITING:
                 return False
-            # What travels is made when it is sent: whoever waits for the call's result does not wait for its span.
+            # What travels is made when it is sent: the call's result does not wait for its span.
             span._end = span._now()
             self._waiting.append((span, text))
             return len(self._waiting) == 1
