@@ -2,8 +2,8 @@
 
 Two pairs of daemons run side by side on one host, each with a client on both nodes: one pair does not trace,
 the other exports over OTLP to the Collector's receiver. Each round moves 1 MiB once in each case, in random
-order, and takes the time from the lease to the word on both sides that the blocks are there. A round is compared
-with itself: whatever else the machine does meets all cases alike. The cases:
+order, and takes the time from the lease to the word on both sides that the blocks are there. A round is
+compared with itself: whatever else the machine does meets all cases alike. The cases:
 
 - ``off``: the pair that does not trace;
 - ``again``: the same once more; what differs here is chance;
