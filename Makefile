@@ -18,7 +18,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # Tests wait for conditions, not for times; this only ends a run that hangs.
 GOTEST := $(GO) test -race -timeout 10m
 
-.PHONY: all build demo test lint test-go test-python test-integration explore fuzz bench late-writes late-writes-nixl generate clean
+.PHONY: all build demo test lint test-go test-python test-integration explore fuzz bench late-writes late-writes-nixl trace-cost generate clean
 
 all: build
 
@@ -40,6 +40,10 @@ bin/nats-server: go.mod
 bin/certmaker: FORCE
 	@mkdir -p bin
 	$(GO) build -o $@ ./test/integration/certmaker
+# The OpenTelemetry Collector's own receiver, for tests of the export: a module of its own, about a minute to build the first time.
+bin/otlpsink: test/integration/otlpsink/main.go test/integration/otlpsink/go.mod test/integration/otlpsink/go.sum
+	@mkdir -p bin
+	cd test/integration/otlpsink && $(GO) build -o $(CURDIR)/$@ . && $(GO) vet .
 FORCE:
 
 # Prometheus and its checker, where PATH has none: Debian's package, unpacked here and not installed. Where it cannot be had
@@ -96,7 +100,7 @@ test-python: $(VENV)/.test
 	cd examples/disagg && PYTHONPATH=$(SDK) $(PY) -m pytest -q
 
 # These tests wait for daemons more than they compute, and share nothing with each other: three at a time keep two cores busy.
-test-integration: $(VENV)/.test build bin/kvxfer-race bin/kvxfer-nofence bin/nats-server bin/certmaker $(BUILD)/prometheus/usr/bin/promtool
+test-integration: $(VENV)/.test build bin/kvxfer-race bin/kvxfer-nofence bin/nats-server bin/certmaker bin/otlpsink $(BUILD)/prometheus/usr/bin/promtool
 	cd test/integration && PYTHONPATH=$(SDK) $(PY) -m pytest -q -n 3 --dist worksteal $(PYTEST)
 
 FUZZTIME ?= 20s
@@ -107,6 +111,9 @@ fuzz: ## every fuzz target for FUZZTIME
 
 bench: ## ns a block and allocations
 	$(GO) test -run '^$$' -bench . -benchmem ./rdma/... ./xfer/...
+
+trace-cost: $(VENV)/.test build bin/otlpsink ## what tracing costs a transfer of 1 MiB; docs/tracing.md. ARGS="--rounds 500 --provider shm"
+	cd test/integration && PYTHONPATH=$(SDK) $(PY) tracecost.py $(ARGS)
 
 ROUNDS ?= 10000
 late-writes: $(VENV)/.test bin/kvxfer-race bin/kvxfer-nofence bin/nats-server ## more rounds than `make test` has time for; docs/late-writes.md

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"regexp"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/internal/wire"
 	"github.com/kvxfer/kvxfer/xfer/blockdb"
@@ -21,6 +23,7 @@ type client struct {
 	leases    int
 	opens     int // read leases that it opened by keys on this node
 	transfers int
+	tracer    trace.Tracer // of the tenant's spans
 }
 
 var nameRule = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
@@ -42,7 +45,10 @@ func (e *Engine) AddClient(info ClientInfo, sink Sink) (ClientID, error) {
 	if len(e.clients) >= e.o.Limits.Clients {
 		return 0, fault.New(fault.ResourceExhausted, "connect", "%d clients are attached, allowed %d", len(e.clients), e.o.Limits.Clients)
 	}
-	c := &client{id: ClientID(e.id()), info: info, sink: sink, regions: map[uint64]*region{}}
+	c := &client{id: ClientID(e.id()), info: info, sink: sink, regions: map[uint64]*region{}, tracer: e.o.Tracer}
+	if e.o.TenantTracer != nil {
+		c.tracer = e.o.TenantTracer(info.Tenant)
+	}
 	e.clients[c.id] = c
 	return c.id, nil
 }

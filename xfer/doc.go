@@ -69,5 +69,8 @@
 //     TestInspectRefusals, TestRowsHoldNoSecrets; who looks hangs on nobody's lock: TestLookDoesNotHang; what has ended is
 //     remembered in a bound: TestPastTransfersAreBounded
 //   - a drain that is asked for ends nothing that runs: TestStopGrantingLetsRunningOnesEnd
+//   - a trace is gathered from the nodes that its spans name, of the asker's tenant alone, in a bounded answer:
+//     TestTraceFollowsTheNamedNodes, TestTraceAnswersAreBounded, TestTraceOfWrongPeers, TestTraceOfIsChecked
+//   - a transfer that is not recorded makes nothing for traces but the ids that travel: TestUnrecordedTransferCostsItsIDs
 //   - nodes agree on durations alone, their clocks may be hours apart: TestClocksHoursApart
 package xfer

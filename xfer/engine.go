@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
@@ -41,12 +42,17 @@ type Options struct {
 	Finder    Finder // nil: nothing is known of other nodes
 	Tracer    trace.Tracer
 	Meter     metric.Meter // nil: nothing is measured
-	Logger    *slog.Logger
-	Limits    Limits // zero: DefaultLimits
 	// Scratch makes memory for probes, zeroed, of a size in bytes; nil: there are none.
 	Scratch func(size uint64) (Mapping, error)
 	// Locate gives what the directory knows of a node, from memory, and the providers that it announced; nil: nothing.
 	Locate func(node string) (ref PeerRef, providers []string, ok bool)
+	// TenantTracer is the tracer of a tenant's spans; nil: Tracer is everybody's.
+	TenantTracer func(tenant string) trace.Tracer
+	// Later runs what only a trace needs, at a time when no transfer waits for it; nil: at once.
+	Later  func(func())
+	Traces Traces // nil: no spans are kept
+	Logger *slog.Logger
+	Limits Limits // zero: DefaultLimits
 	// ProviderWait bounds how long Drain and Close wait for a provider that owes a fence or a completion. Zero: 10 s.
 	ProviderWait time.Duration
 }
@@ -78,7 +84,9 @@ type Engine struct {
 	scratches int           // those and what of them waits for its fence
 	probing   chan struct{} // held by the probe that runs
 
-	ended pastTransfers // with a lock of its own
+	ended   pastTransfers // with a lock of its own
+	tracing atomic.Int64  // answers to TRACE_OF that are being made
+	asking  atomic.Int64  // answers to TRACE
 }
 
 // New starts an engine: one goroutine a provider.

@@ -52,6 +52,7 @@ type network struct {
 	mu      sync.Mutex
 	nodes   map[string]*node
 	clock   func(name string) xfer.Clock
+	traces  func(name string) xfer.Traces // nil: nodes keep no spans
 	links   []*link
 	caches  map[string]netCache // by node, tenant and name
 	walls   map[string]bool     // "from to": no connection gets through
@@ -91,7 +92,11 @@ func newNode(t testing.TB, net0 *network, name, epoch string) *node {
 			_ = p.ServeLane(c, nil)
 		}
 	})
-	nd.engine = xfer.New(xfer.Options{Node: name, Epoch: epoch, BootID: "boot", Addr: l.Addr().String(), Clock: clock,
+	var traces xfer.Traces
+	if net0.traces != nil {
+		traces = net0.traces(name)
+	}
+	nd.engine = xfer.New(xfer.Options{Traces: traces, Node: name, Epoch: epoch, BootID: "boot", Addr: l.Addr().String(), Clock: clock,
 		Providers: []rdma.Provider{p}, Store: db, Dialer: nd, Directory: netDirectory{nd}, Finder: netDirectory{nd},
 		Scratch: func(n uint64) (xfer.Mapping, error) { return newMemory(t, n), nil }, Locate: nd.locate,
 		Tracer: noop.NewTracerProvider().Tracer(""), Logger: slog.New(slog.DiscardHandler),

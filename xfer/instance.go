@@ -47,7 +47,7 @@ func (e *Engine) LeaseInstance(ctx context.Context, id ClientID, r wire.LeaseReq
 		return err
 	}
 	tctx := remoteContext(ctx, r.Traceparent)
-	_, span := e.o.Tracer.Start(tctx, attr.SpanLease, trace.WithAttributes(attr.KeyBlocks.Int(len(blocks))))
+	_, span := c.tracer.Start(tctx, attr.SpanLease, trace.WithAttributes(attr.KeyBlocks.Int(len(blocks))))
 	defer span.End()
 
 	deadline := e.millis(r.TTLMillis)

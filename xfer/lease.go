@@ -58,7 +58,7 @@ func (e *Engine) Lease(ctx context.Context, id ClientID, r wire.LeaseRequest, bl
 func (e *Engine) writeLease(ctx context.Context, id ClientID, ca *cache, r wire.LeaseRequest, blocks []uint32, pt *part) (wire.LeaseInfo, error) {
 	const op = "lease"
 	ctx = remoteContext(ctx, r.Traceparent)
-	_, span := e.o.Tracer.Start(ctx, attr.SpanLease, trace.WithAttributes(attr.KeyCache.String(ca.name), attr.KeyBlocks.Int(len(blocks))))
+	_, span := ca.client.tracer.Start(ctx, attr.SpanLease, trace.WithAttributes(attr.KeyCache.String(ca.name), attr.KeyBlocks.Int(len(blocks))))
 	defer span.End()
 
 	deadline := e.millis(r.TTLMillis)
@@ -297,7 +297,7 @@ func (l *lease) ended(failure *fault.Error) {
 		}
 	}
 	l.stop()
-	l.spans.ended(failure)
+	l.spans.ended(&l.permit, failure)
 	var note []byte
 	if failure == nil {
 		note = l.note

@@ -55,7 +55,7 @@ type readFor struct {
 func (e *Engine) readLease(ctx context.Context, id ClientID, ca *cache, r wire.LeaseRequest, blocks []uint32, who readFor) (*offer, wire.LeaseInfo, error) {
 	const op = "lease"
 	ctx = remoteContext(ctx, r.Traceparent)
-	_, span := e.o.Tracer.Start(ctx, attr.SpanLease, trace.WithAttributes(attr.KeyCache.String(ca.name), attr.KeyBlocks.Int(len(blocks))))
+	_, span := ca.client.tracer.Start(ctx, attr.SpanLease, trace.WithAttributes(attr.KeyCache.String(ca.name), attr.KeyBlocks.Int(len(blocks))))
 	defer span.End()
 	deadline := e.millis(r.TTLMillis)
 	o := &offer{permit: permit{e: e, grantID: random16(), secret: random16(), region: ca.region, cache: ca, blocks: blocks, mode: wire.ModeRead, part: who.part, quota: who.quota},
@@ -94,7 +94,7 @@ func (e *Engine) Advertise(ctx context.Context, id ClientID, r wire.Advertise, s
 		return wire.LeaseInfo{}, fe
 	}
 	ctx = remoteContext(ctx, r.Traceparent)
-	_, span := e.o.Tracer.Start(ctx, attr.SpanLease, trace.WithAttributes(attr.KeyCache.String(reg.name)))
+	_, span := reg.client.tracer.Start(ctx, attr.SpanLease, trace.WithAttributes(attr.KeyCache.String(reg.name)))
 	defer span.End()
 	access := rdma.AccessWrite
 	if r.Mode == wire.ModeRead {
@@ -312,7 +312,7 @@ func (o *offer) holderEnded(h *holder, f protocol.OfferEffect) {
 		failure = &fault.Error{Code: f.Code, Op: "lease", Peer: ev.Peer, Region: o.name(), MayHaveWritten: f.Wrote, Guarantee: o.region.guarantee()}
 		ev.Error, note = fault.ToWire(failure), nil
 	}
-	h.spans.ended(failure)
+	h.spans.ended(&o.permit, failure)
 	o.served(h, f)
 	if !o.silent { // the owner sees the data and its word before the peer hears that it does
 		o.client.sink.HolderEnded(ev, note)

@@ -14,6 +14,7 @@ var requestFrames = map[wire.Kind]struct {
 	wire.KindClaimed:     {true, (*linkState).onClaimed},
 	wire.KindFind:        {true, (*linkState).onFind},
 	wire.KindOpenBlock:   {true, (*linkState).onOpen},
+	wire.KindTraceOf:     {true, (*linkState).onTraceOf},
 
 	wire.KindProbeOpen: {true, (*linkState).onProbeOpen},
 	wire.KindProbeRun:  {true, (*linkState).onProbeRun},

@@ -43,10 +43,8 @@ func (n *network) walled(from, to string) bool {
 
 func probe(t *testing.T, n *network, q wire.Probe) wire.ProbeInfo {
 	t.Helper()
-	w := newClient(t, n.nodes["a"], "doctor")
-	defer n.nodes["a"].engine.ClientGone(w.id)
 	q.Node, q.TimeoutMillis = "b", wire.MaxStepMillis
-	info, err := n.nodes["a"].engine.Probe(t.Context(), w.id, q)
+	info, err := n.nodes["a"].engine.Probe(t.Context(), "", q)
 	require.NoError(t, err)
 	require.Len(t, info.Steps, 4)
 	for i, s := range info.Steps {
@@ -112,7 +110,6 @@ func TestProbeShowsWhatIsInTheWay(t *testing.T) {
 func TestProbeRefusals(t *testing.T) {
 	n := newNetwork(t, "a", "b")
 	a := n.nodes["a"]
-	w := newClient(t, a, "doctor")
 	for field, q := range map[string]wire.Probe{
 		"node": {Node: "a"}, "provider": {Node: "b", Provider: "a b"}, "bytes": {Node: "b", Bytes: wire.MaxProbeBytes + 1},
 		"timeout_ms": {Node: "b", TimeoutMillis: wire.MaxStepMillis + 1},
@@ -126,11 +123,11 @@ func TestProbeRefusals(t *testing.T) {
 		if q.TimeoutMillis == 0 {
 			q.TimeoutMillis = 1000
 		}
-		_, err := a.engine.Probe(t.Context(), w.id, q)
+		_, err := a.engine.Probe(t.Context(), "", q)
 		require.ErrorIs(t, err, fault.ErrInvalidArgument)
 		assert.Equal(t, field, fault.From("", err).Field)
 	}
-	_, err := a.engine.Probe(t.Context(), w.id, wire.Probe{Node: "c", Provider: "tcp", Bytes: 1, TimeoutMillis: 1})
+	_, err := a.engine.Probe(t.Context(), "", wire.Probe{Node: "c", Provider: "tcp", Bytes: 1, TimeoutMillis: 1})
 	require.ErrorIs(t, err, fault.ErrNotFound)
 	assert.Equal(t, "c", fault.From("", err).Peer)
 }
@@ -264,14 +261,13 @@ func TestProbeThatGetsNoAnswer(t *testing.T) {
 func TestProbeComparesBytes(t *testing.T) {
 	n := probed(t)
 	l := n.source(64)
-	w := newClient(t, n.node, "doctor")
 	type outcome struct {
 		info wire.ProbeInfo
 		err  error
 	}
 	end := make(chan outcome, 1)
 	go func() {
-		info, err := n.engine.Probe(t.Context(), w.id, wire.Probe{Node: "peer", Provider: "fake", Bytes: 64, TimeoutMillis: wire.MaxStepMillis})
+		info, err := n.engine.Probe(t.Context(), "", wire.Probe{Node: "peer", Provider: "fake", Bytes: 64, TimeoutMillis: wire.MaxStepMillis})
 		end <- outcome{info, err}
 	}()
 	var open wire.ProbeOpen

@@ -266,9 +266,10 @@ func (p *transfer) bound(ls *linkState, b *wire.Bound, blocks []uint32) {
 		p.boundWrongly(fault.LayoutMismatch)
 		return
 	}
+	p.spans.planning()
 	plan := newBlockPlan(ls.out.caps, p.cache.geometry, layout.Geometry{Layout: b.Layout, NumBlocks: b.NumBlocks}, p.blocks, blocks)
 	p.plan = plan
-	p.spans.planned(p, plan)
+	p.spans.cut(plan)
 	p.run(protocol.TransferEvent{Kind: protocol.TransferBound})
 }
 

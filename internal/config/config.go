@@ -46,6 +46,7 @@ type Config struct {
 	Heartbeat    time.Duration
 
 	TraceFile string // absolute path; "" for none
+	TraceKeep int    // finished spans kept in memory; -1: the default number where traces go to a collector or a file, else none
 	LogLevel  string // debug, info, warn or error
 	LogFormat string // text or json
 
@@ -76,7 +77,7 @@ func (c *Config) LogValue() slog.Value {
 		slog.Any("allow_tenants", c.AllowTenants), slog.Any("allow_uid", c.AllowUIDs), slog.Int("lanes", c.Lanes), slog.Int("max_clients", c.MaxClients),
 		slog.Int("max_regions", c.MaxRegions), slog.Int("max_leases", c.MaxLeases), slog.Int("max_transfers", c.MaxTransfers),
 		slog.Duration("drain_timeout", c.DrainTimeout), slog.Duration("heartbeat", c.Heartbeat),
-		slog.String("trace_file", c.TraceFile), slog.String("log_level", c.LogLevel),
+		slog.String("trace_file", c.TraceFile), slog.Int("trace_keep", c.TraceKeep), slog.String("log_level", c.LogLevel),
 		slog.String("log_format", c.LogFormat), slog.Any("providers", c.Providers))
 }
 

@@ -95,7 +95,7 @@ func TestDefaults(t *testing.T) {
 	require.NoError(t, err)
 	want := Config{Node: "host-1", StateDir: "/home/u/.local/state/kvxfer", Socket: "/tmp/kvxfer-1000/kvxfer.sock",
 		Listen: "127.0.0.1:7420", Advertise: "127.0.0.1:7420", HTTP: "127.0.0.1:7421", Tenant: "default", Lanes: 4, MaxClients: 256, MaxRegions: 64, MaxLeases: 8192, MaxTransfers: 8192,
-		DrainTimeout: 10 * time.Second, Heartbeat: 2 * time.Second, LogLevel: "info", LogFormat: "text", Providers: []string{"shm", "tcp"}}
+		DrainTimeout: 10 * time.Second, Heartbeat: 2 * time.Second, TraceKeep: -1, LogLevel: "info", LogFormat: "text", Providers: []string{"shm", "tcp"}}
 	assert.Equal(t, want, *c)
 
 	c, err = load(nil, []string{"XDG_STATE_HOME=/x/state", "XDG_RUNTIME_DIR=/x/run"}, testHost(nil))
@@ -170,6 +170,7 @@ var samples = map[string]struct {
 	"drain-timeout": {func(c *Config) any { return c.DrainTimeout }, [4]string{"0", "1h", "3s", "1m30s"}, [4]any{time.Duration(0), time.Hour, 3 * time.Second, 90 * time.Second}},
 	"heartbeat":     {func(c *Config) any { return c.Heartbeat }, [4]string{"50ms", "10m", "1s", "3s"}, [4]any{50 * time.Millisecond, 10 * time.Minute, time.Second, 3 * time.Second}},
 	"trace-file":    {func(c *Config) any { return c.TraceFile }, [4]string{"/a", "b", "/c", "/d"}, [4]any{"/a", "/home/u/b", "/c", "/d"}},
+	"trace-keep":    {func(c *Config) any { return c.TraceKeep }, [4]string{"0", "1048576", "1", "8192"}, [4]any{0, 1048576, 1, 8192}},
 	"log-level":     {func(c *Config) any { return c.LogLevel }, [4]string{"debug", "warn", "error", "debug"}, [4]any{"debug", "warn", "error", "debug"}},
 	"log-format":    {func(c *Config) any { return c.LogFormat }, [4]string{"json", "json", "json", "json"}, [4]any{"json", "json", "json", "json"}},
 	"providers":     {func(c *Config) any { return c.Providers }, [4]string{"tcp", " shm", "tcp ,shm", "shm,tcp"}, [4]any{[]string{"tcp"}, []string{"shm"}, []string{"tcp", "shm"}, []string{"shm", "tcp"}}},
@@ -212,6 +213,7 @@ var wrong = map[string][]string{
 	"drain-timeout":  {"", "-1s", "1h1ms", "10"},
 	"heartbeat":      {"", "49ms", "10m1s", "2"},
 	"trace-file":     {"a\x00"},
+	"trace-keep":     {"-1", "1048577", "all"},
 	"log-level":      {"", "INFO", "trace"},
 	"log-format":     {"", "xml"},
 	"providers":      {"", "verbs", "tcp,tcp", "tcp,", "shm,verbs"},

@@ -20,6 +20,8 @@ const (
 	httpPort = 7421
 	natsPort = 4222 // NATS's own
 
+	maxTraceKeep = 1 << 20
+
 	maxSocket = 107       // sun_path has 108 bytes, the last is zero
 	maxUID    = 1<<32 - 2 // the value above means "no user" to the kernel
 )
@@ -145,6 +147,13 @@ func init() {
 					l.c.TraceFile, err = l.path(v)
 				}
 				return err
+			}},
+		{name: "trace-keep", arg: "N", defText: "8192 where traces go to a collector or a file, else none", meaning: "finished spans kept in memory for kvxfer trace, about 1 KiB each; turns tracing on",
+			allowed: fmt.Sprintf("0 to %d, or nothing", maxTraceKeep), kind: numberKind, set: func(l *loader, v string) (err error) {
+				if l.c.TraceKeep = -1; v != "" {
+					l.c.TraceKeep, err = strconv.Atoi(v)
+				}
+				return errIf(err != nil || v != "" && (l.c.TraceKeep < 0 || l.c.TraceKeep > maxTraceKeep))
 			}},
 		choice("log-level", "info", "least level that is logged; kvxfer log-level changes it at run time", func(c *Config) *string { return &c.LogLevel }, "debug", "info", "warn", "error"),
 		choice("log-format", "text", "how log lines are written", func(c *Config) *string { return &c.LogFormat }, "text", "json"),

@@ -37,7 +37,10 @@ type Engine interface {
 	Publish(c xfer.ClientID, r wire.Publish, blocks []uint32, keys [][]byte) (wire.PublishInfo, error)
 	Lookup(ctx context.Context, c xfer.ClientID, r wire.Lookup, keys []byte) (wire.LookupInfo, error)
 	Open(ctx context.Context, c xfer.ClientID, r wire.Open, keys []byte) (wire.OpenInfo, error)
-	Probe(ctx context.Context, c xfer.ClientID, r wire.Probe) (wire.ProbeInfo, error)
+	// Probe and Trace are an observer's, too, whom the engine does not know.
+	Probe(ctx context.Context, tenant string, r wire.Probe) (wire.ProbeInfo, error)
+	// Trace comes beside other calls, as Lookup does. The array of its answer is OTLP JSON lines.
+	Trace(ctx context.Context, who xfer.ClientInfo, r wire.TraceQuery) (wire.TraceInfo, []byte, error)
 	// LeaseInstance calls answered before the lease's first event, and not at all with an error.
 	LeaseInstance(ctx context.Context, c xfer.ClientID, r wire.LeaseRequest, blocks []uint32, answered func(wire.LeaseInfo)) error
 }

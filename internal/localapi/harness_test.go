@@ -276,14 +276,24 @@ func (e *fakeEngine) Open(ctx context.Context, c xfer.ClientID, r wire.Open, key
 	return wire.OpenInfo{Ticket: "o"}, nil
 }
 
-func (e *fakeEngine) Probe(ctx context.Context, c xfer.ClientID, r wire.Probe) (wire.ProbeInfo, error) {
-	e.note(c, "probe %s %s %d", r.Node, r.Provider, r.Bytes)
+func (e *fakeEngine) Probe(ctx context.Context, _ string, r wire.Probe) (wire.ProbeInfo, error) {
+	e.note(0, "probe %s %s %d", r.Node, r.Provider, r.Bytes)
 	if e.far != nil {
 		if err := e.far(ctx); err != nil {
 			return wire.ProbeInfo{}, err
 		}
 	}
 	return wire.ProbeInfo{Node: r.Node}, nil
+}
+
+func (e *fakeEngine) Trace(ctx context.Context, _ xfer.ClientInfo, r wire.TraceQuery) (wire.TraceInfo, []byte, error) {
+	e.note(0, "trace %s %t", r.ID, r.LocalOnly)
+	if e.far != nil {
+		if err := e.far(ctx); err != nil {
+			return wire.TraceInfo{}, nil, err
+		}
+	}
+	return wire.TraceInfo{TraceID: strings.Repeat("ab", 16)}, []byte("{}\n"), nil
 }
 
 func (e *fakeEngine) LeaseInstance(ctx context.Context, c xfer.ClientID, r wire.LeaseRequest, blocks []uint32, answered func(wire.LeaseInfo)) error {

@@ -10,7 +10,7 @@ import (
 // long says whether a request waits for other nodes. Such requests begin in their turn and end beside the queue.
 func long(r *request) bool {
 	switch r.Kind {
-	case wire.KindLookup, wire.KindOpen, wire.KindProbe, wire.KindDrain:
+	case wire.KindLookup, wire.KindOpen, wire.KindTrace, wire.KindProbe, wire.KindDrain:
 		return true
 	case wire.KindLease:
 		if !bytes.Contains(r.JSON, []byte(`"instance"`)) { // spares the common lease a second decoding
@@ -74,8 +74,15 @@ func (c *client) callLong(r *request) (body any, array []byte, err error) {
 		if err := decode(r, &q); err != nil {
 			return nil, nil, err
 		}
-		info, err := engine.Probe(c.ctx, c.id, q)
+		info, err := engine.Probe(c.ctx, c.info.Tenant, q)
 		return &info, nil, err
+	case wire.KindTrace:
+		var q wire.TraceQuery
+		if err := decode(r, &q); err != nil {
+			return nil, nil, err
+		}
+		info, lines, err := engine.Trace(c.ctx, c.info, q)
+		return &info, lines, err
 	}
 	return nil, nil, fault.New(fault.NotSupported, "request", "%s", r.Kind)
 }

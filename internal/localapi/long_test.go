@@ -35,7 +35,10 @@ func TestKeysAndInstances(t *testing.T) {
 	assert.Equal(t, wire.OpenInfo{Ticket: "o"}, body[wire.OpenInfo](t, c.ask(wire.KindOpen, opening(), []byte("aa"))))
 	assert.Equal(t, wire.LeaseInfo{Lease: 12, Ticket: "i", Ranks: 2}, body[wire.LeaseInfo](t, c.ask(wire.KindLease, ofInstance(), blocks)))
 	assert.Equal(t, wire.KindEventLayers, c.recv().Kind, "behind the answer")
-	assert.Equal(t, []string{"add", "publish 3 [4 5] [aa bb]", "lookup m aabb", "open n c aa", "lease of i [4 5]"}, e.log())
+	traced := c.ask(wire.KindTrace, &wire.TraceQuery{ID: wire.TraceLatest, TimeoutMillis: 1}, nil)
+	assert.Equal(t, "{}\n", string(traced.Array))
+	assert.Equal(t, strings.Repeat("ab", 16), body[wire.TraceInfo](t, traced).TraceID)
+	assert.Equal(t, []string{"add", "publish 3 [4 5] [aa bb]", "lookup m aabb", "open n c aa", "lease of i [4 5]", "trace latest false"}, e.log())
 
 	e.sink(1).Granted(wire.GrantedEvent{Lease: 5, Cache: 3, Mode: "write"}, []uint32{4, 5})
 	f := c.recv()
@@ -57,6 +60,8 @@ func TestKeysAndInstances(t *testing.T) {
 		"lookup: half a key":     {wire.KindLookup, lookup(), "aab", fault.ErrProtocolViolation, "keys"},
 		"lookup: no key":         {wire.KindLookup, lookup(), "", fault.ErrInvalidArgument, "keys"},
 		"open: no time":          {wire.KindOpen, func() any { o := opening(); o.TTLMillis = 0; return o }(), "aa", fault.ErrInvalidArgument, "ttl_ms"},
+		"trace: no id":           {wire.KindTrace, &wire.TraceQuery{ID: "x", TimeoutMillis: 1}, "", fault.ErrInvalidArgument, "id"},
+		"trace: no time":         {wire.KindTrace, &wire.TraceQuery{ID: "1"}, "", fault.ErrInvalidArgument, "timeout_ms"},
 		"lease: no key":          {wire.KindLease, func() any { l := ofInstance(); l.InstanceKey = nil; return l }(), "1234", fault.ErrInvalidArgument, "instance_key"},
 		"lease: half an id":      {wire.KindLease, ofInstance(), "123", fault.ErrProtocolViolation, "blocks"},
 	} {

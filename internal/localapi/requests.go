@@ -39,7 +39,7 @@ func (c *client) dispatch(r request) error {
 			err = c.noReply(&r.Frame)
 		}
 		return err
-	case wire.KindPing, wire.KindStatus, wire.KindRevoke, wire.KindRenew,
+	case wire.KindPing, wire.KindStatus, wire.KindTrace, wire.KindRevoke, wire.KindRenew,
 		wire.KindAdvertise, wire.KindPull, wire.KindScatter, wire.KindPublish, wire.KindLookup, wire.KindOpen,
 		wire.KindProbe, wire.KindReport, wire.KindRegisterRegion, wire.KindDeregisterRegion, wire.KindRegisterCache, wire.KindDropCache,
 		wire.KindBlocks, wire.KindEvict, wire.KindLease, wire.KindPush,

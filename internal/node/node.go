@@ -170,7 +170,7 @@ func (n *Node) startIncarnation(ctx context.Context) error {
 }
 
 func (n *Node) startTelemetry(ctx context.Context) (err error) {
-	n.tel, err = telemetry.Start(ctx, telemetry.Options{NodeName: n.cfg.Node, Version: version.Version, TraceFile: n.cfg.TraceFile, Logger: n.log})
+	n.tel, err = telemetry.Start(ctx, telemetry.Options{NodeName: n.cfg.Node, Version: version.Version, TraceFile: n.cfg.TraceFile, Keep: n.cfg.TraceKeep, Logger: n.log})
 	if err != nil {
 		return err
 	}
@@ -248,7 +248,8 @@ func (n *Node) startEngine(context.Context) error {
 	n.wg.Go(func() { dir.run(ctx) })
 	n.engine = xfer.New(xfer.Options{
 		Node: n.cfg.Node, Epoch: n.inc.Epoch(), BootID: n.inc.BootID(), Addr: n.info.PeerAddr, Clock: clock,
-		Providers: n.providers, Store: n.store, Directory: dir, Finder: dir, Scratch: scratch, Locate: dir.locate, Tracer: n.tel.Tracer(), Meter: n.met.Meter(), Logger: n.log,
+		Providers: n.providers, Store: n.store, Directory: dir, Finder: dir, Scratch: scratch, Locate: dir.locate, Meter: n.met.Meter(), Logger: n.log,
+		Tracer: n.tel.Tracer(), TenantTracer: n.tel.TenantTracer, Later: n.tel.Later, Traces: traces{n},
 		Limits: limits(n.cfg),
 	})
 	n.later(n.engine.Close)
@@ -380,7 +381,7 @@ func (n *Node) clientSpan(s wire.ClientSpan, c xfer.ClientInfo) error {
 	}
 	return n.tel.RecordClientSpan(telemetry.ClientSpan{
 		TraceID: s.TraceID, SpanID: s.SpanID, ParentSpanID: s.ParentID, Name: s.Name, StartUnixNano: s.StartNanos, EndUnixNano: s.EndNanos,
-		Service: c.Process, PID: c.Pid, StatusError: s.Error, Attributes: telemetry.Attributes(s.Attributes), Events: events,
+		Service: c.Process, PID: c.Pid, Tenant: c.Tenant, StatusError: s.Error, Attributes: telemetry.Attributes(s.Attributes), Events: events,
 	})
 }
 

@@ -162,7 +162,7 @@ func TestEveryKindHasItsDirection(t *testing.T) {
 	l := dial(t, a, b.ref())
 	m := accepted(t, b, 0)
 	fromSource := []wire.Kind{wire.KindBind, wire.KindFin, wire.KindAbort, wire.KindRelease, wire.KindGrant, wire.KindGrantRenew, wire.KindGrantRevoke,
-		wire.KindClaimed, wire.KindFind, wire.KindOpenBlock}
+		wire.KindClaimed, wire.KindFind, wire.KindOpenBlock, wire.KindTraceOf}
 	fromTarget := []wire.Kind{wire.KindDone, wire.KindEnded, wire.KindGrantLayers, wire.KindGrantEnded, wire.KindClaim, wire.KindOK, wire.KindError}
 	for _, k := range fromSource {
 		require.NoError(t, l.Send(wire.Frame{Kind: k, Request: 5}))

@@ -86,7 +86,7 @@ func (l *link) receive(f wire.Frame) error {
 		if f.Request == 0 && f.Kind == wire.KindError {
 			return l.endedByPeer(&f)
 		}
-	case wire.KindBind, wire.KindRelease, wire.KindGrant, wire.KindGrantRenew, wire.KindFind, wire.KindOpenBlock, wire.KindProbeOpen, wire.KindProbeRun:
+	case wire.KindBind, wire.KindRelease, wire.KindGrant, wire.KindGrantRenew, wire.KindFind, wire.KindOpenBlock, wire.KindTraceOf, wire.KindProbeOpen, wire.KindProbeRun:
 		if l.dialed {
 			return violation("kind", "%s to the side that dialed", f.Kind)
 		}

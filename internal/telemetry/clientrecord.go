@@ -16,10 +16,11 @@ import (
 // but loses nothing.
 const maxClientProcesses = 256
 
-// clientProcess is one client as the resource of its spans has it.
+// clientProcess is one client as the resource and the scope of its spans have it.
 type clientProcess struct {
 	service string
 	pid     int
+	tenant  string
 }
 
 // RecordClientSpan exports a span that a client measured, under the ids that the client chose and with the client
@@ -40,7 +41,7 @@ func (t *Telemetry) RecordClientSpan(s ClientSpan) error {
 	if c.parent.IsValid() {
 		ctx = trace.ContextWithRemoteSpanContext(ctx, c.parent)
 	}
-	_, span := t.clientTracer(clientProcess{s.Service, s.PID}).Start(ctx, s.Name,
+	_, span := t.clientTracer(clientProcess{s.Service, s.PID, s.Tenant}).Start(ctx, s.Name,
 		trace.WithSpanKind(trace.SpanKindClient), trace.WithTimestamp(time.Unix(0, s.StartUnixNano)), trace.WithAttributes(c.attributes...))
 	for i, e := range s.Events {
 		span.AddEvent(e.Name, trace.WithTimestamp(time.Unix(0, e.UnixNano)), trace.WithAttributes(c.events[i]...))
@@ -69,7 +70,7 @@ func (t *Telemetry) clientTracer(p clientProcess) trace.Tracer {
 	}
 	provider := t.newProvider(resource.NewSchemaless(attrs...),
 		sdktrace.WithIDGenerator(presetGenerator{}), sdktrace.WithSampler(sdktrace.AlwaysSample()))
-	tr := provider.Tracer(attr.ClientScope, trace.WithInstrumentationVersion(t.version))
+	tr := provider.Tracer(attr.ClientScope, trace.WithInstrumentationVersion(t.version), tenantScope(p.tenant))
 	t.clients[p] = tr
 	return tr
 }

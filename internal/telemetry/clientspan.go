@@ -45,6 +45,7 @@ type ClientSpan struct {
 	EndUnixNano   int64         `json:"end_unix_nano"` // not before the start, at most a week after it
 	Service       string        `json:"service"`       // the client's service.name, such as "python-sdk"
 	PID           int           `json:"pid,omitempty"` // the client's process id, 0 for not told
+	Tenant        string        `json:"-"`             // whose span it is: the daemon's word, never the client's
 	StatusError   string        `json:"status_error,omitempty"`
 	Attributes    Attributes    `json:"attributes,omitempty"`
 	Events        []ClientEvent `json:"events,omitempty"`

@@ -7,13 +7,17 @@
 // handed to the daemon, which exports it under the ids that the client chose, as the client's process. The trace
 // file holds OTLP JSON lines: one ExportTraceServiceRequest a line, as the OTLP file exporter specification has it.
 //
-// Tracing is off, and costs no goroutine, unless an OTLP endpoint, OTEL_TRACES_EXPORTER=otlp or a trace file asks
-// for it. Nothing process-wide of OpenTelemetry is set (no global provider, error handler or propagator), so that
+// Finished spans are also kept in memory, bounded in number and bytes, for who asks for a trace by its id.
+//
+// Tracing is off, and costs no goroutine, unless an OTLP endpoint, OTEL_TRACES_EXPORTER=otlp, a trace file or a number of spans
+// to be kept asks for it. Nothing process-wide of OpenTelemetry is set (no global provider, error handler or propagator), so that
 // a Go program with its own tracing can embed a node. docs/tracing.md tells the user's side: variables, span
 // names and attribute keys, which are those of package attr.
 //
 // Metrics are always measured, and shown on a page for Prometheus; where the environment asks for it they are exported
 // over OTLP, too. Their list and the instruments are package instrument's, docs/metrics.md tells the user's side.
+// A daemon's span only notes what happens (deferred.go); the SDK gets it when its transfer is over. So the SDK's cost, which is
+// some microseconds a span, is not in the way of a transfer. Ids and the sampler's decision are those of the span's start.
 //
 // Spans are per operation, layer or provider batch, never per block: their number must not grow with the number
 // of blocks, and attr.MaxBatchSpans bounds those of one transfer.
@@ -32,5 +36,10 @@
 //     TestPageFormats; it is given up in time, and bounded: TestPageInTime, TestPageIsBounded
 //   - metrics are exported as the environment asks, and a hung collector holds no end up: TestMetricsSettingsFromEnvironment,
 //     TestMetricsExportByOTLP, TestMetricsShutdownDoesNotWaitForAHungCollector
+//   - a span that is handed over later is the one that the SDK would have made, sampled as the SDK's samplers say:
+//     TestDeferredSpansAreTheSDKs, TestSamplersAreTheSDKs; what waits is bounded: TestLateSpansAreDroppedAndTheQueueIsBounded
+//   - what is kept is bounded in spans and bytes, the newest stay, and nobody sees another tenant's: TestKeptIsBounded,
+//     TestFindKeepsTenantsApart
+//   - a trace is found by its id, a transfer's, or the beginning of one, and is what the trace file would hold: TestFind
 //   - a traceparent that is accepted is written back the same: FuzzTraceparent
 package telemetry

@@ -57,8 +57,14 @@ func (t *Telemetry) Measure(m metric.Meter) (stop func()) {
 		}
 		return n
 	}
+	noted := func() int64 { // those that did not even come to the exporters' queues
+		if t.deferred == nil {
+			return 0
+		}
+		return int64(t.deferred.full.Load())
+	}
 	return instrument.Observe(m, func(_ context.Context, o metric.Observer) error {
-		o.ObserveInt64(dropped, sum(func(e *exporter) *atomic.Uint64 { return &e.full }), full)
+		o.ObserveInt64(dropped, sum(func(e *exporter) *atomic.Uint64 { return &e.full })+noted(), full)
 		o.ObserveInt64(dropped, sum(func(e *exporter) *atomic.Uint64 { return &e.failing }), failing)
 		return nil
 	}, dropped)

@@ -46,6 +46,7 @@ func TestDroppedSpansAreCounted(t *testing.T) {
 			_, s := tel.Tracer().Start(t.Context(), attr.SpanBatch)
 			s.End()
 		}
+		tel.deferred.drain() // which is done ten times a second
 	}
 	end(1)
 	<-asked // that one has left the queue

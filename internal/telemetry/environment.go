@@ -33,7 +33,10 @@ func fromEnvironment(getenv func(string) string, of signal) (settings, error) {
 		// The standard has only "true" (any case) mean true and everything else false.
 		s.disabled = strings.EqualFold(v, "true")
 	}
-	s.dropAll = strings.EqualFold(getenv("OTEL_TRACES_SAMPLER"), "always_off")
+	if err := checkSampler(getenv); err != nil {
+		return s, err
+	}
+	s.dropAll = strings.EqualFold(strings.TrimSpace(getenv("OTEL_TRACES_SAMPLER")), "always_off")
 
 	name := "OTEL_EXPORTER_OTLP_" + string(of) + "_ENDPOINT"
 	if s.endpoint = getenv(name); s.endpoint == "" {
@@ -89,6 +92,24 @@ func fromEnvironment(getenv func(string) string, of signal) (settings, error) {
 		return s, configInvalid(name, "%q is not one of grpc, http/protobuf", proto)
 	}
 	return s, nil
+}
+
+// checkSampler refuses what the SDK would only log before it samples everything.
+func checkSampler(getenv func(string) string) error {
+	const name, arg = "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG"
+	sampler := strings.ToLower(strings.TrimSpace(getenv(name)))
+	switch sampler {
+	case "", "always_on", "always_off", "parentbased_always_on", "parentbased_always_off":
+	case "traceidratio", "parentbased_traceidratio":
+		if v := strings.TrimSpace(getenv(arg)); v != "" {
+			if f, err := strconv.ParseFloat(v, 64); err != nil || !(f >= 0 && f <= 1) {
+				return configInvalid(arg, "must be 0 to 1, a share of traces")
+			}
+		}
+	default:
+		return configInvalid(name, "%.80q is not one of always_on, always_off, traceidratio, parentbased_always_on, parentbased_always_off, parentbased_traceidratio", sampler)
+	}
+	return nil
 }
 
 func configInvalid(field, format string, args ...any) error {

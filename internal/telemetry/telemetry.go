@@ -46,7 +46,10 @@ type Options struct {
 	NodeName    string // the node's name, on every span's resource; may be empty
 	Version     string // of the program; may be empty
 	TraceFile   string // path of a file of OTLP JSON lines, "" for none
-	Logger      *slog.Logger
+	// Keep is how many finished spans stay in memory for Find, 0 for none. Above 0 it turns tracing on by itself; below, it is
+	// DefaultKeep where something else turns tracing on.
+	Keep   int
+	Logger *slog.Logger
 }
 
 // Telemetry is the tracing of one process. Its methods may be called from any goroutine.
@@ -58,12 +61,15 @@ type Telemetry struct {
 	node       []attribute.KeyValue // what client spans' resources share with the daemon's
 	version    string
 	dropAll    bool
+	kept       *kept     // nil: nothing is kept
+	deferred   *deferred // nil when off
+	spans      *deferredProvider
 
 	mu      sync.Mutex
 	clients map[clientProcess]trace.Tracer
 }
 
-// Start sets up tracing as the OTEL_* environment and opt ask. Without an endpoint and a trace file tracing is off:
+// Start sets up tracing as the OTEL_* environment and opt ask. Without an endpoint, a trace file and a wish to keep spans it is off:
 // Enabled is false and no goroutine runs. Errors are ConfigInvalid and name the variable, or "trace-file".
 // ctx bounds the start only.
 func Start(ctx context.Context, opt Options) (*Telemetry, error) {
@@ -85,8 +91,8 @@ func Start(ctx context.Context, opt Options) (*Telemetry, error) {
 	case env.disabled:
 		opt.Logger.Info("tracing is off", "reason", "OTEL_SDK_DISABLED=true")
 		return off, nil
-	case !env.otlp && opt.TraceFile == "":
-		opt.Logger.Info("tracing is off", "reason", "no OTLP endpoint and no trace file is set")
+	case !env.otlp && opt.TraceFile == "" && opt.Keep <= 0:
+		opt.Logger.Info("tracing is off", "reason", "no OTLP endpoint and no trace file is set, and no spans are to be kept")
 		return off, nil
 	}
 
@@ -97,6 +103,12 @@ func Start(ctx context.Context, opt Options) (*Telemetry, error) {
 		return nil, err
 	}
 
+	if opt.Keep < 0 {
+		opt.Keep = DefaultKeep
+	}
+	if opt.Keep > 0 {
+		t.kept = newKept(opt.Keep)
+	}
 	// The file comes first: processors are shut down in this order, and a collector that hangs must not use up the
 	// time in which the file is flushed.
 	if opt.TraceFile != "" {
@@ -114,14 +126,20 @@ func Start(ctx context.Context, opt Options) (*Telemetry, error) {
 		if env.grpc {
 			client = otlptracegrpc.NewClient()
 		}
-		if err := t.add(ctx, client, "otlp", opt.Logger); err != nil {
+		var queue []sdktrace.BatchSpanProcessorOption
+		if os.Getenv("OTEL_BSP_MAX_QUEUE_SIZE") == "" { // spans come in bulk: the standard's 2048 would be little
+			queue = append(queue, sdktrace.WithMaxQueueSize(fileQueue))
+		}
+		if err := t.add(ctx, client, "otlp", opt.Logger, queue...); err != nil {
 			t.provider = t.newProvider(res)
 			return nil, errors.Join(err, t.Shutdown(ctx))
 		}
 	}
-	t.provider = t.newProvider(res)
-	t.tracer = t.provider.Tracer(attr.Scope, trace.WithInstrumentationVersion(opt.Version))
-	opt.Logger.Info("tracing is on", "otlp", env.otlp, "otlp_grpc", env.grpc, "otlp_endpoint", env.endpoint, "trace_file", opt.TraceFile)
+	t.provider = t.newProvider(res, sdktrace.WithIDGenerator(presetGenerator{}), sdktrace.WithSampler(sdktrace.AlwaysSample()))
+	t.deferred = newDeferred(samplerOf(os.Getenv))
+	t.spans = &deferredProvider{d: t.deferred, real: t.provider}
+	t.tracer = t.spans.Tracer(attr.Scope, trace.WithInstrumentationVersion(opt.Version))
+	opt.Logger.Info("tracing is on", "otlp", env.otlp, "otlp_grpc", env.grpc, "otlp_endpoint", env.endpoint, "trace_file", opt.TraceFile, "spans_kept", opt.Keep)
 	return t, nil
 }
 
@@ -172,12 +190,36 @@ func (t *Telemetry) newProvider(res *resource.Resource, opts ...sdktrace.TracerP
 	for _, p := range t.processors {
 		opts = append(opts, sdktrace.WithSpanProcessor(p))
 	}
+	if t.kept != nil {
+		opts = append(opts, sdktrace.WithSpanProcessor(t.kept))
+	}
 	return sdktrace.NewTracerProvider(opts...)
 }
 
 // Tracer returns the daemon's tracer; when tracing is off its spans do nothing but still pass on the remote
 // parent's context.
 func (t *Telemetry) Tracer() trace.Tracer { return t.tracer }
+
+// TenantTracer returns the tracer for spans of a tenant's transfers. The tenant is on the instrumentation scope, where it costs
+// a span nothing.
+func (t *Telemetry) TenantTracer(tenant string) trace.Tracer {
+	if t.provider == nil {
+		return t.tracer
+	}
+	return t.spans.Tracer(attr.Scope, trace.WithInstrumentationVersion(t.version), tenantScope(tenant))
+}
+
+// Later runs f, which makes and ends spans of something that is over, beside the transfers; within a tenth of a second, and
+// before Flush, Find and Shutdown return. Where tracing is off or has ended f is dropped.
+func (t *Telemetry) Later(f func()) {
+	if t.deferred != nil {
+		t.deferred.later(f)
+	}
+}
+
+func tenantScope(tenant string) trace.TracerOption {
+	return trace.WithInstrumentationAttributes(attr.KeyTenant.String(tenant))
+}
 
 // Enabled says whether spans go anywhere.
 func (t *Telemetry) Enabled() bool { return t.provider != nil }
@@ -187,6 +229,7 @@ func (t *Telemetry) Flush(ctx context.Context) error {
 	if t.provider == nil {
 		return nil
 	}
+	t.deferred.drain()
 	return t.provider.ForceFlush(ctx)
 }
 
@@ -195,6 +238,9 @@ func (t *Telemetry) Flush(ctx context.Context) error {
 func (t *Telemetry) Shutdown(ctx context.Context) error {
 	if t.provider == nil {
 		return nil
+	}
+	if t.deferred != nil { // nil: Start failed half way
+		t.deferred.close()
 	}
 	stop := context.AfterFunc(ctx, t.abort)
 	defer stop()

@@ -15,7 +15,7 @@
 //   - the bytes of version 1 never change: TestGoldenFrames, TestGoldenFramesUseEveryField
 //   - an unknown optional field is ignored, an unknown required feature is refused by name: TestNegotiate
 //   - a field out of range is named with the range that is allowed: TestValidateNamesFieldAndRange, TestProbesAreChecked,
-//     TestQueriesNameFieldAndRange
+//     TestQueriesNameFieldAndRange, TestTraceBodiesNameFieldAndRange, FuzzTraceID
 //   - no error repeats a ticket or a secret: TestTicketRefusals, TestBodiesKeepTheirSecrets
 //   - an error fits into a frame, whatever the other side's text is that it quotes: TestErrorsStaySmall
 //   - docs/protocol.md names every kind, field and limit: TestPageNamesEveryKind, TestPageNamesEveryField,

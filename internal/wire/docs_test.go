@@ -133,7 +133,7 @@ func TestPageGivesTheLimits(t *testing.T) {
 	text := readPage(t)
 	for what, n := range map[string]int64{
 		"JSON": maxJSON, "array": maxArray, "ticket": MaxTicket, "notification": MaxNotification, "milliseconds": MaxMillis,
-		"error text": MaxErrorText, "entries of BLOCKS": maxArray / blockEntrySize,
+		"error text": MaxErrorText, "lines of TRACE_OF": MaxTraceLines, "entries of BLOCKS": maxArray / blockEntrySize,
 	} {
 		assert.Contains(t, text, strconv.FormatInt(n, 10), "%s: limit of %s", page, what)
 	}

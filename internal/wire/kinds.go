@@ -51,6 +51,7 @@ const (
 	KindInspect  Kind = 0x52 // Inspect -> InspectInfo, array: JSON rows
 	KindDrain    Kind = 0x53 // Drain -> DrainInfo
 	KindLogLevel Kind = 0x54 // LogLevel -> LogLevelInfo
+	KindTrace    Kind = 0x55 // TraceQuery -> TraceInfo, array: OTLP JSON lines
 	KindProbe    Kind = 0x56 // Probe -> ProbeInfo
 	KindReport   Kind = 0x57 // Report -> OK, array: text; for the operator
 )
@@ -79,6 +80,7 @@ const (
 
 	KindProbeOpen Kind = 0x93 // ProbeOpen -> ProbeOpened
 	KindProbeRun  Kind = 0x94 // ProbeRun -> ProbeRan
+	KindTraceOf   Kind = 0x92 // TraceOf -> TraceOfInfo, array: OTLP JSON lines
 )
 
 var kindNames = map[Kind]string{
@@ -95,6 +97,7 @@ var kindNames = map[Kind]string{
 	KindFind: "FIND", KindOpenBlock: "OPEN_BLOCKS",
 	KindProbe: "PROBE", KindReport: "REPORT", KindProbeOpen: "PROBE_OPEN", KindProbeRun: "PROBE_RUN",
 	KindInspect: "INSPECT", KindDrain: "DRAIN", KindLogLevel: "LOG_LEVEL",
+	KindTrace: "TRACE", KindTraceOf: "TRACE_OF",
 	KindBind: "BIND", KindFin: "FIN", KindAbort: "ABORT", KindDone: "DONE", KindEnded: "ENDED", KindPeerBye: "BYE",
 }
 

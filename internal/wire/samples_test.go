@@ -114,6 +114,10 @@ var wireStructs = []struct {
 	{func() any { return &ProbeOpened{} }, []string{"PROBE_OPEN"}},
 	{func() any { return &ProbeRun{} }, []string{"PROBE_RUN"}},
 	{func() any { return &ProbeRan{} }, []string{"PROBE_RUN"}},
+	{func() any { return &TraceQuery{} }, []string{"TRACE"}},
+	{func() any { return &TraceInfo{} }, []string{"TRACE"}},
+	{func() any { return &TraceOf{} }, []string{"TRACE_OF"}},
+	{func() any { return &TraceOfInfo{} }, []string{"TRACE_OF"}},
 	{func() any { return &Bind{} }, []string{"BIND"}},
 	{func() any { return &Bound{} }, []string{"BIND"}},
 	{func() any { return &Fin{} }, []string{"FIN"}},
@@ -280,6 +284,11 @@ func goldenCases() []golden {
 	add("ok_probe_open", KindOK, 9, &ProbeOpened{WriteTicket: sampleTicket().Encode(), ReadTicket: sampleTicket().Encode()}, nil)
 	add("probe_run", KindProbeRun, 10, &ProbeRun{Provider: "tcp", WriteTicket: sampleTicket().Encode(), ReadTicket: sampleTicket().Encode(), TimeoutMillis: 9_000}, nil)
 	add("ok_probe_run", KindOK, 10, &ProbeRan{Received: true, Steps: []ProbeStep{step, failed}}, nil)
+	lines := []byte("{\"resourceSpans\":[]}\n")
+	add("trace", KindTrace, 21, &TraceQuery{ID: sampleTrace, LocalOnly: true, TimeoutMillis: 500}, nil)
+	add("ok_trace", KindOK, 21, &TraceInfo{TraceID: sampleTrace, Unasked: []string{"decode-1"}, LeftOff: 1}, lines)
+	add("trace_of", KindTraceOf, 9, &TraceOf{ID: sampleTransfer}, nil)
+	add("ok_trace_of", KindOK, 9, &TraceOfInfo{TraceID: sampleTrace, Peers: []string{"decode-0"}, LeftOff: 1}, lines)
 	add("ok_open_blocks", KindOK, 8, &OpenedBlocks{Lease: sampleLease, Secret: sampleSecret(), Blocks: 3}, nil)
 	return out
 }

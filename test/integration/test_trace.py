@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import base64
-import http.server
 import json
 import random
 import re
-import threading
+import signal
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +16,13 @@ import kvxfer
 import pytest
 
 from conftest import Start
-from daemon import PATIENCE, ROOT, Daemon, attributes, command, until
+from daemon import PATIENCE, Daemon, attributes, command, until
+from otlp import documented
 from transfers import LAYOUT, allocate, move
 
 SOURCE = {"push": 1, "plan": 1, "bind": 1, "batch": LAYOUT.layers, "fin": 1, "kvxfer.write": 1}
 TARGET = {"lease": 1, "bind": 1, "place": LAYOUT.layers, "commit": 1, "fence": 1, "kvxfer.lease": 1}
 """The spans that the two daemons export for one transfer whose layers are one provider batch each."""
-
-
-def documented() -> dict[str, set[str]]:
-    """The names of spans and the keys of attributes in docs/tracing.md."""
-    page = (ROOT / "docs" / "tracing.md").read_text()
-    found = {}
-    for table, column in (("spans", 2), ("keys", 1)):
-        rows = page.split(f"<!-- {table} -->")[1].split(f"<!-- /{table} -->")[0].strip().splitlines()[2:]
-        found[table] = {row.split("|")[column].strip().strip("`") for row in rows}
-    return found
 
 
 def transfer(
@@ -72,10 +61,10 @@ def test_transfer_is_one_trace(pair: tuple[Daemon, Daemon]) -> None:
     spans = of_trace(prefill, trace_id) + of_trace(decode, trace_id)
     by_id = {s["spanId"]: s for s in spans}
     assert len(by_id) == len(spans)
-    known = documented()
+    names, keys = documented()
     for s in spans:
-        assert s["name"] in known["spans"]
-        assert set(attributes(s)) <= known["keys"]
+        assert s["name"] in names
+        assert set(attributes(s)) <= set(keys)
         assert int(s["startTimeUnixNano"]) <= int(s["endTimeUnixNano"])
 
     def chain(name: str, *above: str) -> None:
@@ -162,67 +151,6 @@ def test_unsampled_trace_exports_nothing(pair: tuple[Daemon, Daemon]) -> None:
         assert Counter(s["name"] for s in of_trace(d, loud)) == want
 
 
-class Collector(http.server.ThreadingHTTPServer):
-    """An OTLP/HTTP receiver that keeps what it gets."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Receive)
-        self.requests: list[tuple[str, str, bytes]] = []  # path, content type, body
-
-
-class Receive(http.server.BaseHTTPRequestHandler):
-    """One request of an exporter."""
-
-    server: Collector
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.requests.append((self.path, self.headers["Content-Type"], body))
-        self.send_response(200)
-        self.send_header("Content-Type", "application/x-protobuf")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
-
-
-@pytest.fixture
-def collector() -> Iterator[Collector]:
-    with Collector() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
-
-
-def test_collector(daemon: Start, collector: Collector) -> None:
-    env = {
-        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector.server_address[1]}",
-        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
-        "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment=test-of-kvxfer",
-        "OTEL_BSP_SCHEDULE_DELAY": "50",
-        "OTEL_METRICS_EXPORTER": "none",  # what comes is spans
-        "no_proxy": "127.0.0.1",
-    }
-    decode = daemon("decode", "--nats-listen", "127.0.0.1:0", env=env)
-    prefill = daemon("prefill", "--nats", decode.info["nats_url"], env=env)
-    with prefill.connect() as near, decode.connect() as far:
-        trace_id, ticket = transfer(allocate(near, "source"), allocate(far, "target"), 4)
-    names = {name.encode() for name in (*SOURCE, *TARGET)}
-
-    def arrived() -> bool:
-        mine = [body for _, _, body in collector.requests if bytes.fromhex(trace_id) in body]
-        return all(any(name in body for body in mine) for name in names)
-
-    until("every span at the collector", arrived)
-    for path, kind, body in collector.requests:
-        assert (path, kind) == ("/v1/traces", "application/x-protobuf")
-        assert b"test-of-kvxfer" in body
-        assert ticket.encode() not in body
-
-
 def test_collector_that_is_away_costs_no_transfer(daemon: Start, rng: random.Random) -> None:
     env = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_BSP_SCHEDULE_DELAY": "50"}
     d = daemon("n0", env=env)
@@ -264,3 +192,51 @@ def test_trace_command(pair: tuple[Daemon, Daemon], tmp_path: Path) -> None:
     drawn = "".join(root.itertext())
     assert all(name in drawn for name in (*SOURCE, *TARGET))
     assert "no trace" in trace("show", "ffffffffffff", *files, code=1)
+
+
+def test_trace_from_the_daemons(daemon: Start, tmp_path: Path) -> None:
+    """Without files: the daemon that is asked gets the other nodes' spans, by a trace's or transfer's id."""
+    decode = daemon("decode", "--nats-listen", "127.0.0.1:0")
+    prefill = daemon("prefill", "--nats", decode.info["nats_url"])
+    idle = daemon("idle", "--nats", decode.info["nats_url"], "--trace-keep", "64")
+    deaf = daemon("deaf", "--nats", decode.info["nats_url"], "--trace-keep", "0")
+    with prefill.connect(process="prefill") as near, decode.connect(process="decode") as far:
+        source, target = allocate(near, "source"), allocate(far, "target")
+        transfer(source, target, 4)
+        with target.lease([0], ttl=PATIENCE) as lease:
+            push = source.write([0], to=lease.ticket, timeout=PATIENCE)
+            push.wait()
+            lease.wait()
+        want = sum(SOURCE.values()) + sum(TARGET.values())
+
+        def ask(d: Daemon, *args: str, code: int = 0) -> str:
+            done = command("trace", *args, "--socket", str(d.socket))
+            assert done.returncode == code, done.stderr
+            return done.stdout if code == 0 else done.stderr
+
+        def spans(d: Daemon, *args: str) -> Counter[str]:
+            shown = json.loads(ask(d, "show", *args, "--json"))
+            assert shown["trace_id"] == push.trace_id
+            return Counter(row["span"]["name"] for group in shown["groups"] for row in group["rows"])
+
+        # Clients hand their spans over a moment after the call.
+        until("the whole trace", lambda: spans(prefill, push.trace_id).total() >= want)
+        for d in (prefill, decode, idle, deaf):
+            for name in (push.trace_id, push.transfer_id, push.transfer_id[:12]):
+                assert spans(d, name) == Counter(SOURCE) + Counter(TARGET), f"{name} from {d.name}"
+        assert spans(prefill, "latest") == Counter(SOURCE) + Counter(TARGET)
+        assert spans(decode, push.trace_id, "--local") == Counter(TARGET)
+        picture = tmp_path / "trace.svg"
+        text = ask(prefill, "show", push.transfer_id, "--svg", str(picture))
+        assert all(re.search(rf"\b{re.escape(name)}\b", text) for name in (*SOURCE, *TARGET))
+        assert ElementTree.fromstring(picture.read_text()).tag.endswith("svg")
+        assert len(json.loads(ask(decode, "list", "--json"))) == 2
+        assert "NotFound" in ask(decode, "show", "f" * 32, code=1)
+        assert "--trace-keep" in ask(deaf, "show", "latest", code=1)
+        prefill.freeze()  # it cannot answer: the rest is shown, and that it is not all
+        done = command("trace", "show", push.trace_id, "--socket", str(decode.socket), "--timeout", "500ms")
+        prefill.signal(signal.SIGCONT)
+        assert done.returncode == 0, done.stderr
+        assert "did not answer" in done.stderr
+        assert "prefill" in done.stderr
+        assert "commit" in done.stdout

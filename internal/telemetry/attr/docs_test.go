@@ -6,7 +6,9 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -79,3 +81,70 @@ func TestNoKeyForSecrets(t *testing.T) {
 }
 
 var update = flag.Bool("update", false, "rewrite the tables in docs/tracing.md")
+
+// TestCodeEmitsWhatIsListed holds the tables to the code: a listed name or key is used where spans are made, here or in the
+// Python SDK, and none is made up there.
+func TestCodeEmitsWhatIsListed(t *testing.T) {
+	const root = "../../../"
+	used := map[string]bool{} // identifiers of this package
+	var python strings.Builder
+	require.NoError(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		rel, _ := filepath.Rel(root, path)
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir():
+			if rel != "." && (strings.HasPrefix(d.Name(), ".") || rel == "build" || rel == "test" || rel == "bench") {
+				return filepath.SkipDir
+			}
+			return nil
+		case strings.HasPrefix(rel, "sdk/python/src/") && strings.HasSuffix(rel, ".py"):
+			b, err := os.ReadFile(path)
+			python.Write(b)
+			return err
+		case !strings.HasSuffix(rel, ".go"), strings.HasSuffix(rel, "_test.go"), filepath.Dir(rel) == "internal/telemetry/attr":
+			return nil
+		}
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		for _, m := range regexp.MustCompile(`\battr\.((?:Key|Span)[A-Za-z]+)`).FindAllStringSubmatch(string(b), -1) {
+			used[m[1]] = true
+		}
+		assert.NotRegexp(t, `(?i)tracer(\(\))?\.Start\([a-z.()A-Z]+, "`, string(b), "%s: a span's name is one of this package", rel)
+		assert.NotRegexp(t, `attribute\.(Key|String|Int|Int64|Bool)\("kvxfer`, string(b), "%s: a key is one of this package", rel)
+		return nil
+	}))
+	inPython := map[string]bool{}
+	for _, m := range regexp.MustCompile(`"(kvxfer(?:\.[a-z_]+)+)"`).FindAllStringSubmatch(python.String(), -1) {
+		inPython[m[1]] = true
+	}
+	listed := map[string]bool{}
+	for file, prefix := range map[string]string{"keys.go": "Key", "names.go": "Span"} {
+		f, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
+		require.NoError(t, err)
+		ast.Inspect(f, func(n ast.Node) bool {
+			spec, ok := n.(*ast.ValueSpec)
+			if !ok || !strings.HasPrefix(spec.Names[0].Name, prefix) || len(spec.Values) != 1 {
+				return true
+			}
+			var text string
+			ast.Inspect(spec.Values[0], func(n ast.Node) bool {
+				if lit, ok := n.(*ast.BasicLit); ok {
+					text = strings.Trim(lit.Value, `"`)
+				}
+				return true
+			})
+			if strings.HasSuffix(spec.Names[0].Name, "Table") {
+				return true
+			}
+			listed[text] = true
+			assert.True(t, used[spec.Names[0].Name] || inPython[text], "%s (%s) is listed and nothing emits it", spec.Names[0].Name, text)
+			return true
+		})
+	}
+	for name := range inPython {
+		assert.True(t, listed[name], "the Python SDK emits %s, which is not listed", name)
+	}
+}

@@ -9,6 +9,7 @@ const (
 	KeyLeaseID        = attribute.Key("kvxfer.lease.id")
 	KeyCache          = attribute.Key("kvxfer.cache")
 	KeyNode           = attribute.Key("kvxfer.node")
+	KeyTenant         = attribute.Key("kvxfer.tenant")
 	KeyPeer           = attribute.Key("kvxfer.peer")
 	KeyProvider       = attribute.Key("kvxfer.provider")
 	KeyProviderReason = attribute.Key("kvxfer.provider.reason")
@@ -38,6 +39,7 @@ var KeyTable = []KeyDoc{
 	{KeyLeaseID, attribute.STRING, "The lease's public id (its ticket and secret are never recorded)."},
 	{KeyCache, attribute.STRING, "The cache's name on this node."},
 	{KeyNode, attribute.STRING, "On the resource: the node whose daemon exported the span."},
+	{KeyTenant, attribute.STRING, "On the instrumentation scope: the tenant whose transfer or client it is."},
 	{KeyPeer, attribute.STRING, "The node on the other side."},
 	{KeyProvider, attribute.STRING, "What moved the bytes: `tcp`, `verbs`, `shm`, `cuda`, `sim`."},
 	{KeyProviderReason, attribute.STRING, "Why this provider was chosen and not a faster one."},

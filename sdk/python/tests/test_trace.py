@@ -218,3 +218,32 @@ def test_spans_survive_the_daemon(daemon: FakeDaemon, client: kvxfer.Client) -> 
         pass
     client.reconnect(20)
     assert "meanwhile" in spans(daemon)
+
+
+def test_the_sampler_of_the_environment(
+    daemon: FakeDaemon, cache: kvxfer.Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trace that begins here is sampled as OTEL_TRACES_SAMPLER says, another one as its caller said."""
+    low, high = "f" * 16 + "0" * 15 + "1", "0" * 16 + "f" * 16
+    for sampler, ratio, want in (
+        ("", "", {low: True, high: True}),
+        ("always_off", "", {low: False, high: False}),
+        ("parentbased_always_off", "", {low: False, high: False}),
+        ("parentbased_always_on", "0", {low: True, high: True}),
+        ("traceidratio", "0", {low: False, high: False}),
+        ("parentbased_traceidratio", "0.5", {low: True, high: False}),
+        (" TraceIDRatio ", "1", {low: True, high: True}),
+        ("traceidratio", "nonsense", {low: True, high: True}),
+        ("traceidratio", "2", {low: True, high: True}),
+        ("unknown", "", {low: True, high: True}),
+    ):
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", ratio)
+        assert {trace_id: _trace.samples(trace_id) for trace_id in (low, high)} == want, sampler
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
+    assert cache.lease([1]).traceparent.endswith("-00")
+    loud = f"00-{low}-{'1' * 16}-01"
+    assert cache.lease([2], traceparent=loud).traceparent.endswith("-01")
+    monkeypatch.delenv("OTEL_TRACES_SAMPLER")
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    assert cache.lease([3]).traceparent.endswith("-00")

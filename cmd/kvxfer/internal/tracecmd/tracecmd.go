@@ -11,24 +11,35 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvxfer/kvxfer/cmd/kvxfer/internal/daemon"
+	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/internal/traceview"
 )
 
 const usage = `Usage:
-  kvxfer trace list --file FILE [--file FILE ...] [--json]
-  kvxfer trace show ID|latest --file FILE [--file FILE ...] [--svg OUT] [--title T] [--width N] [--json]
+  kvxfer trace list [--json]
+  kvxfer trace show ID|latest [--svg OUT] [--title T] [--width N] [--json]
 
-Reads trace files (OTLP JSON lines, as written by kvxfer serve --trace-file) of one or more processes and puts
-together what belongs to one trace. ID is a trace id or the beginning of one; latest is the one that began last.
+Asks this host's daemon for the spans that it keeps, and through it the other nodes of the trace, and puts together
+what belongs to one trace. ID is a trace's id, a transfer's id, or the beginning of one; latest is the trace that
+began last of those that the daemon keeps. list shows what the daemon itself keeps. A daemon keeps the last 8192
+spans where tracing is on, see kvxfer serve --trace-keep.
+
+With --file it reads trace files instead (OTLP JSON lines, as written by kvxfer serve --trace-file) of one or more
+processes and asks nobody; there ID is a trace's id or its beginning.
 
 Flags:
-  --file FILE   a trace file; repeat it for the files of several nodes
-  --json        JSON instead of text
-  --svg OUT     show: also write a picture of the timeline
-  --title T     show: the picture's title (default: the longest span's name)
-  --width N     show: columns of the text, 60 to 400 (default 120)
+  --socket PATH   the daemon's socket (default $KVXFER_SOCKET, else the daemon's own default)
+  --tenant NAME   whose transfers (default: the daemon's own tenant; root and the daemon's user see every tenant's)
+  --timeout TIME  show: how long to wait for other nodes, 1ms to 1h (default 5s)
+  --local         show: ask no other node
+  --file FILE     a trace file; repeat it for the files of several nodes
+  --json          JSON instead of text
+  --svg OUT       show: also write a picture of the timeline
+  --title T       show: the picture's title (default: the longest span's name)
+  --width N       show: columns of the text, 60 to 400 (default 120)
 
-Exit codes: 0 done; 1 no such trace, or a file cannot be read or written; 2 wrong usage.
+Exit codes: 0 done; 1 no such trace, no daemon, or a file cannot be read or written; 2 wrong usage.
 `
 
 const (
@@ -66,10 +77,15 @@ func Run(args []string, stdout, stderr io.Writer) int {
 	fs.SetOutput(io.Discard)
 	fs.Var(&c.files, "file", "")
 	fs.BoolVar(&c.json, "json", false, "")
+	fs.StringVar(&c.socket, "socket", "", "")
+	fs.StringVar(&c.tenant, "tenant", "", "")
+	c.timeout = daemon.DefaultTimeout
 	if args[0] == "show" {
 		fs.StringVar(&c.svg, "svg", "", "")
 		fs.StringVar(&c.title, "title", "", "")
 		fs.IntVar(&c.width, "width", 120, "")
+		fs.BoolVar(&c.local, "local", false, "")
+		fs.DurationVar(&c.timeout, "timeout", 5*time.Second, "")
 	}
 	names, err := parse(fs, args[1:])
 	switch {
@@ -78,8 +94,10 @@ func Run(args []string, stdout, stderr io.Writer) int {
 		return exitOK
 	case err != nil:
 		return c.misused("%v", err)
-	case len(c.files) == 0:
-		return c.misused("--file is needed")
+	case len(c.files) > 0 && (c.socket != "" || c.tenant != "" || c.local):
+		return c.misused("--file asks no daemon: it goes without --socket, --tenant and --local")
+	case c.timeout < minTimeout || c.timeout > maxTimeout:
+		return c.misused("--timeout must be %s to %s", minTimeout, maxTimeout)
 	}
 	if args[0] == "list" {
 		if len(names) > 0 {
@@ -114,6 +132,9 @@ type command struct {
 	stdout, stderr io.Writer
 	files          files
 	json           bool
+	socket, tenant string
+	local          bool
+	timeout        time.Duration
 	svg, title     string
 	width          int
 }
@@ -124,6 +145,10 @@ func (c *command) misused(format string, args ...any) int {
 }
 
 func (c *command) failed(err error) int {
+	if fe := (*fault.Error)(nil); c.json && errors.As(err, &fe) {
+		_ = json.NewEncoder(c.stderr).Encode(map[string]any{"error": fault.ToWire(err)})
+		return exitFailed
+	}
 	fmt.Fprintf(c.stderr, "kvxfer trace: %v\n", err)
 	return exitFailed
 }
@@ -149,8 +174,24 @@ func (c *command) read() (*traceview.Set, error) {
 	return set, nil
 }
 
+// spans reads files or asks the daemon; name "" is every trace, else id is the whole id of the one that is meant.
+func (c *command) spans(name string) (set *traceview.Set, id string, err error) {
+	if len(c.files) == 0 {
+		set, id, err = c.ask(name)
+	} else {
+		set, err = c.read()
+		if err == nil && name != "" {
+			id, err = set.Find(name)
+		}
+	}
+	if err == nil && name != "" && set.Timeline(id) == nil {
+		err = fmt.Errorf("no span of trace %s came", id)
+	}
+	return set, id, err
+}
+
 func (c *command) list() int {
-	set, err := c.read()
+	set, _, err := c.spans("")
 	if err != nil {
 		return c.failed(err)
 	}
@@ -168,11 +209,7 @@ func (c *command) list() int {
 }
 
 func (c *command) show(name string) int {
-	set, err := c.read()
-	if err != nil {
-		return c.failed(err)
-	}
-	id, err := set.Find(name)
+	set, id, err := c.spans(name)
 	if err != nil {
 		return c.failed(err)
 	}

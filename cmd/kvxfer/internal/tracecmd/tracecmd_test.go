@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"net"
 	"os"
 	"path/filepath"
 	"testing"
@@ -13,9 +14,11 @@ import (
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/internal/telemetry"
 	"github.com/kvxfer/kvxfer/internal/telemetry/attr"
 	"github.com/kvxfer/kvxfer/internal/traceview"
+	"github.com/kvxfer/kvxfer/internal/wire"
 )
 
 // record writes the trace files of two nodes: a client's span and the source's on the first, the target's on the
@@ -101,7 +104,9 @@ func TestRun(t *testing.T) {
 		"no command":       {nil, 2, "", "say list or show"},
 		"unknown command":  {[]string{"draw"}, 2, "", `unknown command "draw"`},
 		"unknown flag":     {[]string{"list", "--nope"}, 2, "", "nope"},
-		"no file":          {[]string{"list"}, 2, "", "--file is needed"},
+		"no daemon":        {[]string{"list", "--socket", source}, 1, "", "DaemonUnavailable"},
+		"file and daemon":  {[]string{"list", "--socket", source, "--file", source}, 2, "", "asks no daemon"},
+		"timeout":          {[]string{"show", "latest", "--timeout", "0s"}, 2, "", "1ms to 1h"},
 		"empty file name":  {[]string{"list", "--file", ""}, 2, "", "must name a file"},
 		"list with name":   {[]string{"list", "x", "--file", source}, 2, "", "no argument"},
 		"show of two":      {[]string{"show", "a", "--file", source, "b"}, 2, "", "one trace id"},
@@ -130,4 +135,69 @@ func TestRun(t *testing.T) {
 	}
 	var errOut bytes.Buffer
 	assert.Equal(t, 1, Run([]string{"list", "--file", source}, brokenPipe{}, &errOut))
+}
+
+// TestAsksTheDaemon has a daemon that answers from memory: list, show by a transfer's id, and what is missing.
+func TestAsksTheDaemon(t *testing.T) {
+	source, target, id := record(t)
+	kept, err := os.ReadFile(source)
+	require.NoError(t, err)
+	far, err := os.ReadFile(target)
+	require.NoError(t, err)
+	var asked []wire.TraceQuery
+	path := filepath.Join(t.TempDir(), "s")
+	listener, err := net.Listen("unix", path)
+	require.NoError(t, err)
+	done := make(chan struct{})
+	t.Cleanup(func() { _ = listener.Close(); <-done })
+	go func() {
+		defer close(done)
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			for {
+				f, err := wire.ReadFrame(conn, wire.LocalLimits)
+				if err != nil {
+					break
+				}
+				var answer wire.Frame
+				var q wire.TraceQuery
+				switch _ = f.Decode(&q); {
+				case f.Kind == wire.KindHello:
+					answer, _ = wire.NewFrame(wire.KindHelloOK, f.Request, &wire.Hello{Node: "a", Version: 1}, nil)
+				case q.ID == "ffff":
+					answer = wire.NewError(f.Request, fault.New(fault.NotFound, "trace", "none"))
+				case q.ID == "":
+					asked = append(asked, q)
+					answer, _ = wire.NewFrame(wire.KindOK, f.Request, &wire.TraceInfo{}, kept)
+				default:
+					asked = append(asked, q)
+					answer, _ = wire.NewFrame(wire.KindOK, f.Request, &wire.TraceInfo{TraceID: id, Unasked: []string{"c"}, LeftOff: 2}, append(kept[:len(kept):len(kept)], far...))
+				}
+				_, _ = conn.Write(wire.Append(nil, answer))
+			}
+			_ = conn.Close()
+		}
+	}()
+	var out, errOut bytes.Buffer
+	require.Equal(t, 0, Run([]string{"show", "AB", "--socket", path, "--json", "--timeout", "3s", "--local"}, &out, &errOut), errOut.String())
+	var tl traceview.Timeline
+	require.NoError(t, json.Unmarshal(out.Bytes(), &tl))
+	assert.Equal(t, id, tl.TraceID)
+	assert.Len(t, tl.Groups, 3)
+	assert.Contains(t, errOut.String(), "missing: c")
+	assert.Contains(t, errOut.String(), "2 spans are left off")
+	assert.Equal(t, []wire.TraceQuery{{ID: "ab", LocalOnly: true, TimeoutMillis: 3000}}, asked)
+	out.Reset()
+	require.Equal(t, 0, Run([]string{"list", "--socket", path}, &out, &errOut), errOut.String())
+	assert.Contains(t, out.String(), id)
+	for _, json := range []string{"--json", "--json=false"} {
+		errOut.Reset()
+		require.Equal(t, 1, Run([]string{"show", "ffff", "--socket", path, json}, &out, &errOut))
+		assert.Contains(t, errOut.String(), "NotFound")
+	}
+	require.Equal(t, 1, Run([]string{"show", "no id", "--socket", path}, &out, &errOut))
+	assert.Contains(t, errOut.String(), "hex digits")
 }

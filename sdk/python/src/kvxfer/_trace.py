@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import re
 import secrets
 import sys
@@ -95,6 +96,26 @@ def parent_of(op: str, traceparent: str | None) -> Context | None:
     return active() if traceparent is None else parse(op, traceparent)
 
 
+def samples(trace_id: str) -> bool:
+    """What OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG say of a trace that begins in this process.
+
+    By default every trace is sampled. OpenTelemetry's own SDKs decide the same of the same id. A value that
+    cannot be read counts as the default, as there: tracing breaks no transfer.
+    """
+    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    sampler = os.environ.get("OTEL_TRACES_SAMPLER", "").strip().lower().removeprefix("parentbased_")
+    if sampler == "traceidratio":
+        try:
+            ratio = float(os.environ.get("OTEL_TRACES_SAMPLER_ARG", "1"))
+        except ValueError:
+            return True
+        if not 0 <= ratio <= 1:
+            return True
+        return int(trace_id[16:], 16) >> 1 < int(ratio * (1 << 63))
+    return sampler != "always_off"
+
+
 class Span:
     """A step of the caller's own, from :meth:`Client.span`.
 
@@ -109,6 +130,7 @@ class Span:
         self._events: list[tuple[str, int]] = []
         self._start = time.time_ns()
         self._clock = time.monotonic_ns()
+        self._end = 0  # Unix nanoseconds once it has ended: it does not change any more
 
     @property
     def traceparent(self) -> str:
@@ -132,11 +154,12 @@ class Span:
 
     def set(self, key: str, value: str | bool | int | float) -> None:
         """Sets an attribute."""
-        self._attributes[key] = value
+        if not self._end:
+            self._attributes[key] = value
 
     def event(self, name: str) -> None:
         """Notes a moment; above 256 they are left out."""
-        if len(self._events) < MAX_EVENTS:
+        if len(self._events) < MAX_EVENTS and not self._end:
             self._events.append((name, self._now()))
 
     def _place(self, context: Context, parent_id: str) -> None:
@@ -155,7 +178,7 @@ class Span:
         out: dict[str, Any] = {"trace_id": self.trace_id, "span_id": self.span_id}
         if self._parent_id:
             out["parent_id"] = self._parent_id
-        end = self._now()
+        end = self._end or self._now()
         out |= {
             "name": clip(self._name, _MAX_NAME) or "span",
             "start_unix_ns": self._start,
@@ -175,10 +198,11 @@ class Span:
 
 
 def start(op: str, name: str, traceparent: str | None, attributes: dict[str, Any]) -> Span:
-    """A span under what the call belongs to, or the root of a new, sampled trace."""
+    """A span under what the call belongs to, or the root of a new trace."""
     parent = parent_of(op, traceparent)
     if parent is None:
-        return Span(name, Context(new_trace_id(), new_span_id(), True), "", attributes)
+        trace_id = new_trace_id()
+        return Span(name, Context(trace_id, new_span_id(), samples(trace_id)), "", attributes)
     return Span(name, Context(parent.trace_id, new_span_id(), parent.sampled), parent.span_id, attributes)
 
 
@@ -203,7 +227,7 @@ class Spans:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: list[dict[str, Any]] = []
+        self._waiting: list[tuple[Span, str]] = []
 
     def end(self, span: Span, error: KvxferError | BaseException | None = None) -> bool:
         """Takes a finished span; True when it is the first that waits."""
@@ -213,7 +237,9 @@ class Spans:
         with self._lock:
             if len(self._waiting) >= _MAX_WAITING:
                 return False
-            self._waiting.append(span._to_wire(text))
+            # What travels is made when it is sent: the call's result does not wait for its span.
+            span._end = span._now()
+            self._waiting.append((span, text))
             return len(self._waiting) == 1
 
     def flush(self, send: Callable[[dict[str, Any]], None]) -> None:
@@ -222,7 +248,8 @@ class Spans:
             waiting, self._waiting = self._waiting, []
         batch: list[dict[str, Any]] = []
         size = 0
-        for s in waiting:
+        for span, error in waiting:
+            s = span._to_wire(error)
             n = len(json.dumps(s, separators=(",", ":")))
             if n > _FRAME_BYTES:
                 continue
