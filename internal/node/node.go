@@ -185,9 +185,9 @@ func (n *Node) startStore(context.Context) error {
 }
 
 func (n *Node) startRegistry(ctx context.Context) error {
-	o := natskv.Options{URL: n.cfg.NATS, Name: n.cfg.Node, Heartbeat: n.cfg.Heartbeat, Logger: n.log}
+	o := natskv.Options{URL: n.cfg.NATS, Name: n.cfg.Node, Heartbeat: n.cfg.Heartbeat, Access: n.cfg.Registry, Replicas: n.cfg.RegistryReplicas, Logger: n.log}
 	if n.cfg.NATS == "" {
-		srv, err := embedded.Start(embedded.Options{StoreDir: filepath.Join(n.cfg.StateDir, "nats"), Listen: n.cfg.NATSListen, ServerName: n.cfg.Node, Logger: n.log})
+		srv, err := embedded.Start(embedded.Options{StoreDir: filepath.Join(n.cfg.StateDir, "nats"), Listen: n.cfg.NATSListen, Access: n.cfg.Registry, ServerName: n.cfg.Node, Logger: n.log})
 		if err != nil {
 			return err
 		}
@@ -202,6 +202,9 @@ func (n *Node) startRegistry(ctx context.Context) error {
 	dir, err := natskv.Connect(ctx, o)
 	if err != nil {
 		fe := fault.From("start", err)
+		if fe.Code != fault.RegistryUnavailable { // it names the setting
+			return fe
+		}
 		return &fault.Error{Code: fe.Code, Op: "start", Field: "nats", Detail: "the registry could not be reached", Err: err}
 	}
 	n.dir = dir

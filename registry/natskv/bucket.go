@@ -28,6 +28,8 @@ type bucket struct {
 	js   jetstream.JetStream
 	kv   jetstream.KeyValue
 	name string
+	// replicas that the bucket has at least
+	replicas int
 }
 
 // open binds to the bucket and makes it when it is missing.
@@ -42,6 +44,7 @@ func (b *bucket) open(ctx context.Context) error {
 			MaxValueSize:   registry.MaxEntryBytes + 4096, // the server counts headers too
 			History:        1,
 			Storage:        jetstream.MemoryStorage,
+			Replicas:       b.replicas,
 			LimitMarkerTTL: markerTTL,
 		})
 		if errors.Is(err, jetstream.ErrBucketExists) { // made meanwhile by a node of another version
@@ -58,10 +61,26 @@ func (b *bucket) open(ctx context.Context) error {
 	if st.LimitMarkerTTL() <= 0 {
 		return errUnusable
 	}
+	if err := b.replicate(ctx, st); err != nil {
+		return err
+	}
 	if b.kv == nil {
 		b.kv = kv // it finds the bucket by name, so it stays good when the bucket is made anew
 	}
 	return nil
+}
+
+// replicate gives a bucket the replicas that it lacks. Nobody takes any away, so that nodes of different settings do not
+// undo each other's.
+func (b *bucket) replicate(ctx context.Context, st jetstream.KeyValueStatus) error {
+	full, ok := st.(*jetstream.KeyValueBucketStatus)
+	if !ok || full.StreamInfo().Config.Replicas >= b.replicas {
+		return nil
+	}
+	c := full.StreamInfo().Config
+	c.Replicas = b.replicas
+	_, err := b.js.UpdateStream(ctx, c)
+	return err
 }
 
 // put writes an entry; with a revision only if that is the key's latest.
@@ -117,8 +136,18 @@ func isBucketMissing(err error) bool {
 		errors.Is(err, jetstream.ErrBucketNotFound) || errors.Is(err, nats.ErrNoResponders)
 }
 
+// replicasRefused says that the server is no cluster, which no waiting changes.
+func replicasRefused(err error) bool {
+	const notClustered = 10074 // the client library has no name for it
+	var e *jetstream.APIError
+	return errors.As(err, &e) && e.ErrorCode == notClustered
+}
+
 // unavailable types a failure of the server or of the way to it.
 func unavailable(ctx context.Context, op string, err error) error {
+	if final(err) {
+		return err
+	}
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return &fault.Error{Code: fault.Cancelled, Op: op, Err: err}
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/registry"
 	"github.com/kvxfer/kvxfer/registry/embedded"
+	"github.com/kvxfer/kvxfer/registry/natsaccess"
 	"github.com/kvxfer/kvxfer/registry/natskv"
 	rt "github.com/kvxfer/kvxfer/registry/registrytest"
 )
@@ -34,6 +35,7 @@ const (
 type site struct {
 	dir    string
 	listen string
+	access natsaccess.Files
 	srv    *embedded.Server
 }
 
@@ -49,7 +51,7 @@ func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 func (s *site) start(t *testing.T) {
 	t.Helper()
 	require.Eventually(t, func() bool { // the port may be in use for a moment longer
-		srv, err := embedded.Start(embedded.Options{StoreDir: s.dir, Listen: s.listen, Logger: quiet()})
+		srv, err := embedded.Start(embedded.Options{StoreDir: s.dir, Listen: s.listen, Access: s.access, Logger: quiet()})
 		if err != nil {
 			return false
 		}
@@ -68,7 +70,7 @@ func (s *site) stop(t *testing.T) {
 }
 
 func (s *site) options() natskv.Options {
-	return natskv.Options{URL: "nats://" + s.listen, Name: "test", Heartbeat: beat, TTL: ttl, Logger: quiet()}
+	return natskv.Options{URL: "nats://" + s.listen, Access: s.access, Name: "test", Heartbeat: beat, TTL: ttl, Logger: quiet()}
 }
 
 func (s *site) open(t *testing.T, o natskv.Options) *natskv.Directory {

@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/registry/natsaccess"
 )
 
 // The defaults of Options.
@@ -26,6 +27,11 @@ type Options struct {
 	URL string
 	// Dial connects in another way: the Connect method of an embedded server. The connection is closed by Close.
 	Dial func(...nats.Option) (*nats.Conn, error)
+	// Access proves this process to the server and the server to it.
+	Access natsaccess.Files
+	// Replicas is how many servers of a cluster keep the bucket: 1, 3 or 5; 0 means 1. A bucket that has fewer gets them; one that
+	// has more keeps them.
+	Replicas int
 	// Name of this connection in the server's listings; the node's name is a good one.
 	Name string
 	// Bucket is the name of the registry: daemons with the same bucket see each other. [A-Za-z0-9_-]{1,64}.
@@ -67,6 +73,15 @@ func (o Options) withDefaults() (Options, error) {
 				return o, fault.Invalid(op, "url", "not the address of a NATS server: allowed are nats://host:port and tls://host:port, several separated by commas")
 			}
 		}
+	}
+	if o.Replicas == 0 {
+		o.Replicas = 1
+	}
+	if o.Replicas != 1 && o.Replicas != 3 && o.Replicas != 5 {
+		return o, fault.Invalid(op, "registry-replicas", "%d: allowed are 1, 3 and 5", o.Replicas)
+	}
+	if err := o.Access.Check(); err != nil {
+		return o, err
 	}
 	if !bucketName.MatchString(o.Bucket) {
 		return o, fault.Invalid(op, "bucket", "%.80q: allowed are 1 to 64 characters of [A-Za-z0-9_-]", o.Bucket)
