@@ -16,6 +16,7 @@ import (
 	"github.com/kvxfer/kvxfer/internal/health"
 	"github.com/kvxfer/kvxfer/internal/incarnation"
 	"github.com/kvxfer/kvxfer/internal/localapi"
+	"github.com/kvxfer/kvxfer/internal/numa"
 	"github.com/kvxfer/kvxfer/internal/peerlink"
 	"github.com/kvxfer/kvxfer/internal/peertls"
 	"github.com/kvxfer/kvxfer/internal/telemetry"
@@ -239,7 +240,7 @@ func (n *Node) startEngine(context.Context) error {
 	n.wg.Go(func() { dir.run(ctx) })
 	n.engine = xfer.New(xfer.Options{
 		Node: n.cfg.Node, Epoch: n.inc.Epoch(), BootID: n.inc.BootID(), Addr: n.info.PeerAddr, Clock: clock,
-		Providers: n.providers, Store: n.store, Directory: dir, Finder: dir, Tracer: n.tel.Tracer(), Logger: n.log,
+		Providers: n.providers, Store: n.store, Directory: dir, Finder: dir, Tracer: n.tel.Tracer(), Logger: n.log, NUMANode: numa.Of,
 		Limits: limits(n.cfg),
 	})
 	n.later(n.engine.Close)
@@ -298,7 +299,7 @@ func (n *Node) announce(ctx context.Context) error {
 	err := n.dir.Announce(ctx, registry.Node{
 		Name: n.cfg.Node, Epoch: n.inc.Epoch(), PeerAddr: n.info.PeerAddr, HTTPAddr: n.info.HTTPAddr, Version: version.Version,
 		Protocol: registry.Protocol{Min: wire.MinVersion, Max: wire.MaxVersion}, Providers: n.providerNames(),
-		MemoryKinds: []string{rdma.MemoryHost.String(), rdma.MemoryProcess.String()}, StartedUnixMs: time.Now().UnixMilli(),
+		MemoryKinds: []string{rdma.MemoryHost.String(), rdma.MemoryProcess.String()}, StartedUnixMs: time.Now().UnixMilli(), NUMANodes: numa.Nodes(),
 	}, registry.TakeOver{OldEpoch: n.inc.PreviousEpoch()})
 	if err != nil {
 		return err

@@ -37,11 +37,18 @@ func (f Files) Explain(op string, err error) error {
 	case errors.As(err, &invalid):
 		return say(fault.ConfigInvalid, "nats-tls-ca", "the certificate of the registry's server is not valid")
 	case errors.As(err, &remote) && remote.Op == "remote error": // a TLS alert, which has no type of its own
-		return say(fault.PermissionDenied, "nats-tls-cert", "the registry's server refuses this certificate, or wants one where there is none")
+		return f.Refused(op, err)
 	case errors.Is(err, nats.ErrSecureConnWanted):
 		return say(fault.ConfigInvalid, "nats", "the registry's server speaks no TLS, but the URL or nats-tls-ca asks for it")
 	}
 	return nil
+}
+
+// Refused is the error about a client's certificate. A server that refuses one may close the connection before its reason
+// arrives (nats.ErrTLS), which one that goes down does too: so Explain does not say this of it.
+func (f Files) Refused(op string, err error) error {
+	return &fault.Error{Code: fault.PermissionDenied, Op: op, Field: "nats-tls-cert", Err: err,
+		Detail: "the registry's server refuses this certificate, or wants one where there is none"}
 }
 
 // credentials is the setting that holds them.

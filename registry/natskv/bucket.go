@@ -1,7 +1,9 @@
 package natskv
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"time"
 
@@ -105,7 +107,43 @@ func (b *bucket) create(ctx context.Context, key string, value []byte, ttl time.
 	return b.kv.Create(ctx, key, value, jetstream.KeyTTL(ttl))
 }
 
-// get reads an entry.
+// latest reads an entry from the server that leads the bucket: any other may be a little behind, and what follows from this
+// answer cannot be taken back. ErrKeyNotFound where there is none, or only the note that there was one.
+func (b *bucket) latest(ctx context.Context, key string) (value []byte, revision uint64, err error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	ask, err := json.Marshal(map[string]string{"last_by_subj": "$KV." + b.name + "." + key})
+	if err != nil {
+		return nil, 0, err
+	}
+	answer, err := b.js.Conn().RequestWithContext(ctx, "$JS.API.STREAM.MSG.GET.KV_"+b.name, ask)
+	if err != nil {
+		return nil, 0, err
+	}
+	var a struct {
+		Error   *jetstream.APIError `json:"error"`
+		Message struct {
+			Seq  uint64 `json:"seq"`
+			Hdrs []byte `json:"hdrs"`
+			Data []byte `json:"data"`
+		} `json:"message"`
+	}
+	if err := json.Unmarshal(answer.Data, &a); err != nil {
+		return nil, 0, err
+	}
+	if a.Error != nil {
+		if a.Error.ErrorCode == jetstream.JSErrCodeMessageNotFound {
+			return nil, 0, jetstream.ErrKeyNotFound
+		}
+		return nil, 0, a.Error
+	}
+	if bytes.Contains(a.Message.Hdrs, []byte("KV-Operation:")) || bytes.Contains(a.Message.Hdrs, []byte("Nats-Marker-Reason:")) {
+		return nil, 0, jetstream.ErrKeyNotFound
+	}
+	return a.Message.Data, a.Message.Seq, nil
+}
+
+// get reads an entry from any server that keeps the bucket.
 func (b *bucket) get(ctx context.Context, key string) (jetstream.KeyValueEntry, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()

@@ -17,6 +17,9 @@ import (
 const (
 	reconnectWait   = 250 * time.Millisecond
 	reconnectJitter = 250 * time.Millisecond
+	// closedTwiceAgain is how many servers in a row must have closed a connection right behind the TLS handshake before that counts as
+	// a certificate that they refuse. One that goes down does the same.
+	closedTwiceAgain = 3
 	// pingInterval and maxPings bound how long a server that vanished without a word goes unnoticed.
 	pingInterval = 10 * time.Second
 	maxPings     = 2
@@ -55,7 +58,7 @@ func Connect(ctx context.Context, opts Options) (*Directory, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &watchdog{opts: opts}
+	w := newWatchdog(opts)
 	nc, err := dial(ctx, w)
 	if err != nil {
 		return nil, unavailable(ctx, op, err)
@@ -88,6 +91,7 @@ func Connect(ctx context.Context, opts Options) (*Directory, error) {
 	d.owner.dropped = map[string]time.Time{}
 	d.view, d.feed = registry.NewView()
 	d.ctx, d.cancel = context.WithCancel(context.Background())
+	w.follow(d.ctx, d.view)
 	d.wg.Go(d.follow)
 	d.wg.Go(d.heartbeat)
 	for {
@@ -112,6 +116,7 @@ func dial(ctx context.Context, w *watchdog) (*nats.Conn, error) {
 		nats.MaxReconnects(-1),
 		nats.ReconnectWait(reconnectWait),
 		nats.ReconnectJitter(reconnectJitter, reconnectJitter),
+		nats.SetCustomDialer(w),
 		// Nothing is kept for later while the server is away: an old heartbeat that arrives late is a wrong one.
 		nats.ReconnectBufSize(-1),
 		nats.PingInterval(pingInterval),
@@ -125,10 +130,16 @@ func dial(ctx context.Context, w *watchdog) (*nats.Conn, error) {
 		connect = func(opts ...nats.Option) (*nats.Conn, error) { return nats.Connect(o.URL, opts...) }
 	}
 	var nc *nats.Conn
+	closed := 0
 	err := retry(ctx, func() (err error) {
 		nc, err = connect(opts...)
 		if why := o.Access.Explain("registry connect", err); why != nil {
 			return why
+		}
+		if !errors.Is(err, nats.ErrTLS) {
+			closed = 0
+		} else if closed++; closed == closedTwiceAgain {
+			return o.Access.Refused("registry connect", err)
 		}
 		return err
 	})

@@ -199,7 +199,7 @@ func TestBucketDeleted(t *testing.T) {
 			return false
 		}
 		keys, err := kv.Keys(rt.Context(t))
-		return err == nil && len(keys) == 2
+		return err == nil && len(keys) == 3 // the node, its cache and its sign of life
 	}, rt.Wait, 50*time.Millisecond)
 	late := s.Open(t)
 	rt.Sees(t, late.View(), na)

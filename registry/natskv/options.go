@@ -17,8 +17,8 @@ import (
 const (
 	DefaultBucket    = "kvxfer"
 	DefaultHeartbeat = 2 * time.Second
-	ttlHeartbeats    = 3  // a node's time to live, in heartbeats
-	cacheTTLs        = 10 // a cache's time to live, in node's times to live
+	ttlHeartbeats    = 3   // a node's time to live, in heartbeats
+	entryTTLs        = 100 // an entry's own time to live, in node's times to live
 )
 
 // Options say where the registry is and how lively it is.
@@ -32,11 +32,12 @@ type Options struct {
 	// Replicas is how many servers of a cluster keep the bucket: 1, 3 or 5; 0 means 1. A bucket that has fewer gets them; one that
 	// has more keeps them.
 	Replicas int
-	// Name of this connection in the server's listings; the node's name is a good one.
+	// Name of this connection in the server's listings. With the name of the node that will be announced the watch is known to be
+	// alive by the node's own heartbeats; with another, or without a node, it is made anew every TTL.
 	Name string
 	// Bucket is the name of the registry: daemons with the same bucket see each other. [A-Za-z0-9_-]{1,64}.
 	Bucket string
-	// Heartbeat is the time between two repetitions of the node's entry, 50 ms to 10 min; 0 means 2 s.
+	// Heartbeat is the time between two signs of life, 50 ms to 10 min; 0 means 2 s.
 	Heartbeat time.Duration
 	// TTL is how long a node is seen without a heartbeat: at least twice Heartbeat and 1 s, at most 1 h; 0 means
 	// three heartbeats. It is rounded up to whole seconds, which is all that the server counts.

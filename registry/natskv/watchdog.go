@@ -1,20 +1,64 @@
 package natskv
 
 import (
+	"context"
 	"errors"
+	"math/rand/v2"
+	"net"
 	"sync"
+	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/kvxfer/kvxfer/registry"
 )
 
-// watchdog hears what the client library says beside the calls: what the server refuses, and why a connection cannot be
-// made again. Without it a daemon whose credentials ran out would only say that its registry is stale.
+// spreadPerNode is the time that reconnections are spread over, for each node that is known: when a server is lost, all its nodes
+// come to the others at once, and each wants to be shown the whole bucket. At most maxSpread.
+const (
+	spreadPerNode = 5 * time.Millisecond
+	maxSpread     = 5 * time.Second
+)
+
+// watchdog is beside the client library's connection: it hears what the library says beside the calls (what the server refuses,
+// and why a connection cannot be made again), without which a daemon whose credentials ran out would only say that its
+// registry is stale; and it dials, so that not everybody does at once.
 type watchdog struct {
-	opts Options
+	opts   Options
+	dialer net.Dialer
 
 	mu      sync.Mutex
-	refused error  // the latest permission that was missing
-	said    string // why reconnecting fails, as last logged
+	ctx     context.Context // ends the waits; the background until follow
+	view    *registry.View  // nil until follow: a first connection waits for nobody
+	refused error           // the latest permission that was missing
+	said    string          // why reconnecting fails, as last logged
+}
+
+func newWatchdog(opts Options) *watchdog {
+	return &watchdog{opts: opts, dialer: net.Dialer{Timeout: requestTimeout}, ctx: context.Background()}
+}
+
+// follow makes dialing wait, from now on, in proportion to the nodes of the view; ctx ends the waiting.
+func (w *watchdog) follow(ctx context.Context, view *registry.View) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.ctx, w.view = ctx, view
+}
+
+// Dial implements nats.CustomDialer.
+func (w *watchdog) Dial(network, address string) (net.Conn, error) {
+	w.mu.Lock()
+	ctx, view := w.ctx, w.view
+	w.mu.Unlock()
+	if view != nil && !sleep(ctx, rand.N(spread(len(view.Nodes()))+1)) {
+		return nil, ctx.Err()
+	}
+	return w.dialer.DialContext(ctx, network, address)
+}
+
+// spread is the time that the reconnections of so many nodes are spread over.
+func spread(nodes int) time.Duration {
+	return min(time.Duration(max(nodes-1, 0))*spreadPerNode, maxSpread)
 }
 
 func (w *watchdog) asyncError(err error) {
