@@ -45,7 +45,8 @@ func (d *Directory) entryTTL() time.Duration { return entryTTLs * d.opts.TTL }
 
 // beatNow gives this node's sign of life.
 func (d *Directory) beatNow(ctx context.Context) error {
-	_, err := d.bucket.put(ctx, beatKey(d.owner.node.Name, d.owner.node.Epoch), nil, d.opts.TTL, 0)
+	seq, err := d.bucket.put(ctx, beatKey(d.owner.node.Name, d.owner.node.Epoch), nil, d.opts.TTL, 0)
+	d.owner.evidence.acked = max(d.owner.evidence.acked, seq)
 	return err
 }
 

@@ -42,6 +42,7 @@ type Directory struct {
 
 	lock  chan struct{} // holds one token; owner belongs to who took it. A channel, so that waiting ends with a context.
 	owner owner
+	pulse pulse
 
 	closeOnce sync.Once
 	closeErr  error
@@ -94,6 +95,7 @@ func Connect(ctx context.Context, opts Options) (*Directory, error) {
 	w.follow(d.ctx, d.view)
 	d.wg.Go(d.follow)
 	d.wg.Go(d.heartbeat)
+	d.wg.Go(d.keepPulse)
 	for {
 		changed := d.view.Changed()
 		if d.view.Connected() {

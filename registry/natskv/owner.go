@@ -19,8 +19,10 @@ const claimTimeout = 2 * requestTimeout
 type owner struct {
 	announced bool
 	node      registry.Node
-	revision  uint64               // of our node entry as we last wrote it, 0: none that we know of
-	written   time.Time            // when that was
+	revision  uint64    // of our node entry as we last wrote it, 0: none that we know of
+	written   time.Time // when that was
+	entry     uint64    // the revision of our entry in the bucket that evidence is of
+	evidence  evidence
 	caches    map[string]*ownCache // by key
 	dropped   map[string]time.Time // keys of withdrawn caches still to be removed, and when they are gone anyway
 	lost      error                // NameTaken, once another epoch holds our name
@@ -132,7 +134,12 @@ func (d *Directory) claim(ctx context.Context, oldEpoch string) (renewed bool, e
 			rev, err = d.bucket.create(ctx, key, raw, d.entryTTL())
 		}
 		if err == nil {
-			o.revision, o.written = rev, time.Now()
+			if o.revision == 0 || rev < o.entry || o.entry == 0 {
+				d.remember(ctx, rev)
+			}
+			o.revision, o.entry, o.written = rev, rev, time.Now()
+			o.evidence.acked = max(o.evidence.acked, rev)
+			d.pulse.heard()
 			return renewed, nil
 		}
 		if isBucketMissing(err) {
@@ -163,6 +170,11 @@ func (d *Directory) claim(ctx context.Context, oldEpoch string) (renewed bool, e
 			dead, err := d.dead(ctx, o.node.Name, epoch, value)
 			if err != nil {
 				return renewed, err
+			}
+			if !dead && d.wasLost(ctx, revision) {
+				d.opts.Logger.Warn("registry lost this node's name to another daemon and gets it back", "node", o.node.Name, "other", epoch)
+				dead, renewed = true, true
+				o.entry = 0
 			}
 			if !dead {
 				return renewed, &fault.Error{Code: fault.NameTaken, Op: op, Peer: o.node.Name, Detail: "a node with another epoch holds this name"}
@@ -289,6 +301,7 @@ func (d *Directory) renew(ctx context.Context, write bool) error {
 		if err == nil {
 			var e jetstream.KeyValueEntry
 			if e, err = d.bucket.get(ctx, o.node.Key().String()); err == nil && e.Revision() == o.revision {
+				d.pulse.heard()
 				return nil
 			}
 		}

@@ -23,7 +23,7 @@ import (
 // docs/registry.md repeats. `make registry-scale` runs it at full size; a test run has a smaller fleet, since all of it
 // shares this machine's cores, and looks at the outcome alone.
 func TestTwoHundredNodes(t *testing.T) {
-	count, window, heartbeat, ttl := 24, time.Second, 500*time.Millisecond, 10*time.Second
+	count, window, heartbeat, ttl := 24, time.Second, 300*time.Millisecond, 3*time.Second
 	full := false
 	if s := os.Getenv("KVXFER_SCALE_NODES"); s != "" {
 		n, err := strconv.Atoi(s)
