@@ -41,6 +41,35 @@ func (d *Directory) watched() []string {
 	return keys
 }
 
+// grace is the time in which every owner that lives has given a sign of life, once the registry takes any: while a cluster elects a
+// leader it takes none, and then all of them have run out together.
+func (d *Directory) grace() time.Duration { return requestTimeout + 2*d.opts.Heartbeat }
+
+// health is what a node that looks after others knows of the registry and of them.
+type health struct {
+	writable time.Time            // since when our own signs of life are taken; zero: they are not, or there are none
+	silent   map[string]time.Time // signs of life that are missing, since when we know
+}
+
+// wrote notes how a heartbeat of our own went that began then.
+func (h *health) wrote(began time.Time, err error, heartbeat time.Duration) {
+	switch now := time.Now(); {
+	case err != nil:
+		h.writable = time.Time{}
+	case h.writable.IsZero() || now.Sub(began) > heartbeat: // it may have waited for a registry that took none
+		h.writable = now
+	}
+}
+
+// condemned says that a missing sign of life is its owner's fault.
+func (h *health) condemned(key string, grace time.Duration) bool {
+	now := time.Now()
+	if h.silent[key].IsZero() {
+		h.silent[key] = now
+	}
+	return now.Sub(h.silent[key]) >= grace || !h.writable.IsZero() && now.Sub(h.writable) >= grace
+}
+
 func (d *Directory) entryTTL() time.Duration { return entryTTLs * d.opts.TTL }
 
 // beatNow gives this node's sign of life.
@@ -81,6 +110,8 @@ func (d *Directory) lookAfterOthers() {
 	if self == "" {
 		self = d.opts.Name
 	}
+	before := d.health.silent
+	d.health.silent = map[string]time.Time{}
 	nodes := d.view.Nodes()
 	first := sort.Search(len(nodes), func(i int) bool { return nodes[i].Name > self })
 	alive := 0
@@ -89,7 +120,8 @@ func (d *Directory) lookAfterOthers() {
 		if n.Name == self || !n.Beats {
 			continue
 		}
-		switch _, err := d.bucket.get(d.ctx, beatKey(n.Name, n.Epoch)); {
+		key := beatKey(n.Name, n.Epoch)
+		switch _, err := d.bucket.get(d.ctx, key); {
 		case err == nil:
 			if alive++; alive == lookAfter {
 				return
@@ -97,7 +129,10 @@ func (d *Directory) lookAfterOthers() {
 		case !errors.Is(err, jetstream.ErrKeyNotFound):
 			return
 		default:
-			if d.remove(n) != nil {
+			if at, ok := before[key]; ok {
+				d.health.silent[key] = at
+			}
+			if d.health.condemned(key, d.grace()) && d.remove(n) != nil {
 				return
 			}
 		}

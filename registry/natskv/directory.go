@@ -44,6 +44,8 @@ type Directory struct {
 	owner owner
 	pulse pulse
 
+	health health // the heartbeat's own
+
 	closeOnce sync.Once
 	closeErr  error
 }
@@ -90,6 +92,7 @@ func Connect(ctx context.Context, opts Options) (*Directory, error) {
 	}
 	d.owner.caches = map[string]*ownCache{}
 	d.owner.dropped = map[string]time.Time{}
+	d.health.silent = map[string]time.Time{}
 	d.view, d.feed = registry.NewView()
 	d.ctx, d.cancel = context.WithCancel(context.Background())
 	w.follow(d.ctx, d.view)

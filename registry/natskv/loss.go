@@ -2,14 +2,53 @@ package natskv
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
+
+	"github.com/kvxfer/kvxfer/internal/fault"
 )
 
 // A directory that lost its contents has forgotten who held which name. Whoever comes first then gets it, and without more
 // that may be a second daemon that was given a name by mistake, while the one that has served under it all the time would end.
 // So an owner that can show the loss takes its name back, once a bucket, unless it was itself stopped for longer than its time to
 // live: then it had lost the name anyway, and the other may have relied on that.
+
+// mayReplace says why another epoch's claim on our name must stay: NameTaken, or errSuspect for as long as it is not clear. nil where
+// its owner is dead, or where it is there only because the directory forgot us; then renewed is set.
+func (d *Directory) mayReplace(ctx context.Context, epoch string, entry []byte, revision uint64, renewed *bool) error {
+	o := &d.owner
+	dead, err := d.dead(ctx, o.node.Name, epoch, entry)
+	switch {
+	case err != nil:
+		return err
+	case dead && !o.suspicion.ripe(epoch, d.grace()):
+		return errSuspect
+	case !dead && !d.wasLost(ctx, revision):
+		return &fault.Error{Code: fault.NameTaken, Op: "announce", Peer: o.node.Name, Detail: "a node with another epoch holds this name"}
+	case !dead:
+		d.opts.Logger.Warn("registry lost this node's name to another daemon and gets it back", "node", o.node.Name, "other", epoch)
+		*renewed, o.entry = true, 0
+	}
+	return nil
+}
+
+// errSuspect says that the name's holder gives no sign of life, which is not yet reason enough.
+var errSuspect = errors.New("a node that gives no sign of life holds this name; it gets time to give one")
+
+// suspicion is about one holder of our name.
+type suspicion struct {
+	epoch string
+	since time.Time
+}
+
+// ripe says that an epoch has been under suspicion for the grace.
+func (s *suspicion) ripe(epoch string, grace time.Duration) bool {
+	if s.epoch != epoch {
+		s.epoch, s.since = epoch, time.Now()
+	}
+	return time.Since(s.since) >= grace
+}
 
 // evidence is what an owner remembers of the bucket in which it last had its name.
 type evidence struct {

@@ -23,6 +23,7 @@ type owner struct {
 	written   time.Time // when that was
 	entry     uint64    // the revision of our entry in the bucket that evidence is of
 	evidence  evidence
+	suspicion suspicion
 	caches    map[string]*ownCache // by key
 	dropped   map[string]time.Time // keys of withdrawn caches still to be removed, and when they are gone anyway
 	lost      error                // NameTaken, once another epoch holds our name
@@ -167,17 +168,8 @@ func (d *Directory) claim(ctx context.Context, oldEpoch string) (renewed bool, e
 			d.opts.Logger.Warn("registry entry replaced", "key", key, "error", err)
 		case epoch == o.node.Epoch || epoch == oldEpoch: // an epoch is never empty
 		default:
-			dead, err := d.dead(ctx, o.node.Name, epoch, value)
-			if err != nil {
+			if err := d.mayReplace(ctx, epoch, value, revision, &renewed); err != nil {
 				return renewed, err
-			}
-			if !dead && d.wasLost(ctx, revision) {
-				d.opts.Logger.Warn("registry lost this node's name to another daemon and gets it back", "node", o.node.Name, "other", epoch)
-				dead, renewed = true, true
-				o.entry = 0
-			}
-			if !dead {
-				return renewed, &fault.Error{Code: fault.NameTaken, Op: op, Peer: o.node.Name, Detail: "a node with another epoch holds this name"}
 			}
 		}
 		o.revision = revision
@@ -352,6 +344,8 @@ func (d *Directory) heartbeat() {
 
 // repeat is one heartbeat: the node, then the caches that are due.
 func (d *Directory) repeat() {
+	began, err := time.Now(), errDisconnected
+	defer func() { d.health.wrote(began, err, d.opts.Heartbeat) }()
 	if !d.nc.IsConnected() || !d.acquire(d.ctx) {
 		return
 	}
@@ -360,7 +354,7 @@ func (d *Directory) repeat() {
 	if !o.announced || o.lost != nil {
 		return
 	}
-	err := d.renew(d.ctx, false)
+	err = d.renew(d.ctx, false)
 	if err == nil {
 		err = d.repeatCaches()
 	}
