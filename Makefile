@@ -98,6 +98,9 @@ fuzz: ## every fuzz target for FUZZTIME
 bench: ## ns a block and allocations
 	$(GO) test -run '^$$' -bench . -benchmem ./rdma/... ./xfer/...
 
+registry-scale: ## 200 simulated nodes on a cluster of three servers; docs/registry.md
+	KVXFER_SCALE_NODES=$${NODES:-200} $(GO) test -count 1 -run TestTwoHundredNodes -v ./registry/natskv
+
 ROUNDS ?= 10000
 late-writes: $(VENV)/.test bin/kvxfer-race bin/kvxfer-nofence bin/nats-server ## more rounds than `make test` has time for; docs/late-writes.md
 	cd test/integration && KVXFER_ROUNDS=$(ROUNDS) PYTHONPATH=$(SDK) $(PY) -m pytest -s test_late_writes.py

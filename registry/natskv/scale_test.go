@@ -30,6 +30,7 @@ func TestTwoHundredNodes(t *testing.T) {
 		require.NoError(t, err)
 		count, window, heartbeat, ttl, full = n, 20*time.Second, natskv.DefaultHeartbeat, 6*time.Second, true
 	}
+	t.Logf("a view takes %d bytes a node with two caches", viewBytes(t, 1000))
 	c := newCluster(t)
 	before := heap()
 	f := newFleet(t, c, count, heartbeat, ttl)
@@ -85,6 +86,31 @@ func TestTwoHundredNodes(t *testing.T) {
 		default:
 		}
 	}
+}
+
+// viewBytes is what a view of so many nodes takes of the heap, a node.
+func viewBytes(t *testing.T, nodes int) int64 {
+	t.Helper()
+	before := heap()
+	v, feed := registry.NewView()
+	for i := range nodes {
+		n := rt.NewNode(fmt.Sprintf("n%04d", i))
+		n.Format = registry.Format
+		raw, err := n.Encode()
+		require.NoError(t, err)
+		require.NoError(t, feed.Put(n.Key().String(), raw))
+		for cache := range 2 {
+			c := rt.NewCache(fmt.Sprintf("kv%d", cache))
+			c.Format, c.Node, c.Epoch = registry.Format, n.Name, n.Epoch
+			raw, err := c.Encode()
+			require.NoError(t, err)
+			require.NoError(t, feed.Put(c.Key().String(), raw))
+		}
+	}
+	require.Len(t, v.Caches(registry.DefaultTenant), 2*nodes) // the lists that are answered from, too
+	took := (heap() - before) / int64(nodes)
+	runtime.KeepAlive(feed)
+	return took
 }
 
 func round(d time.Duration) time.Duration { return d.Round(time.Millisecond) }

@@ -114,7 +114,7 @@ class NatsCluster:
         return []
 
     def wait_whole(self) -> None:
-        """Wait until every server keeps the bucket again. Servers keep it in memory: one that was started has to be given it."""
+        """Wait until every server keeps the bucket again: one that was started has to be given it."""
 
         def whole() -> bool:
             replicas = self.stream()["cluster"].get("replicas") or []
