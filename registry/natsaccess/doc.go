@@ -12,6 +12,6 @@
 // Invariants, each with the test that holds it:
 //   - a file that cannot be used is named with its setting, and nothing of its contents: TestFilesAreNamed
 //   - a refusal, and a certificate that is not believed, are told apart from a server that is not there, and name the
-//     setting: TestExplain; of real servers registry/natskv TestWrongAccessIsSaidAtOnce
+//     setting: TestExplain; of real servers natskv's TestWrongAccessIsSaidAtOnce
 //   - a certificate is read again when it changed, and a broken one does not replace it: TestServerCertificateIsReadAgain
 package natsaccess
