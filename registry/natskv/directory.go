@@ -17,9 +17,9 @@ import (
 const (
 	reconnectWait   = 250 * time.Millisecond
 	reconnectJitter = 250 * time.Millisecond
-	// closedTwiceAgain is how many servers in a row must have closed a connection right behind the TLS handshake before that counts as
+	// refusedAfter is how many servers in a row must have closed a connection right behind the TLS handshake before that counts as
 	// a certificate that they refuse. One that goes down does the same.
-	closedTwiceAgain = 3
+	refusedAfter = 3
 	// pingInterval and maxPings bound how long a server that vanished without a word goes unnoticed.
 	pingInterval = 10 * time.Second
 	maxPings     = 2
@@ -143,7 +143,7 @@ func dial(ctx context.Context, w *watchdog) (*nats.Conn, error) {
 		}
 		if !errors.Is(err, nats.ErrTLS) {
 			closed = 0
-		} else if closed++; closed == closedTwiceAgain {
+		} else if closed++; closed == refusedAfter {
 			return o.Access.Refused("registry connect", err)
 		}
 		return err
