@@ -37,6 +37,7 @@ func serve(t *testing.T, config string) *natsserver.Server {
 
 // A server that refuses is told apart from one that is away: what waiting does not mend is not waited for.
 func TestWrongAccessIsSaidAtOnce(t *testing.T) {
+	t.Parallel() // it mostly waits
 	dir := t.TempDir()
 	op, stranger := accesstest.New(), accesstest.New()
 	good, err := op.Creds(dir, "good")

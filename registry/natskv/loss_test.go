@@ -45,6 +45,7 @@ func TestOlderClaimSurvivesALoss(t *testing.T) {
 
 // Without a loss it is the other way round: who was silent for a time to live has lost its name.
 func TestNameOfASilentNodeIsFree(t *testing.T) {
+	t.Parallel() // it mostly waits
 	s := newSite(t)
 	o := s.options()
 	o.TTL = time.Second

@@ -111,6 +111,7 @@ func (s *site) Wipe(t *testing.T) {
 }
 
 func TestConformance(t *testing.T) {
+	t.Parallel() // it mostly waits
 	rt.Run(t, func(t *testing.T) rt.Harness { return newSite(t) })
 }
 
@@ -174,6 +175,7 @@ func TestServerRestartedEmpty(t *testing.T) {
 }
 
 func TestNodeThatDiedWithTheServerVanishes(t *testing.T) {
+	t.Parallel() // it mostly waits
 	s := newSite(t)
 	a, b := s.Open(t), s.Open(t)
 	na := announce(t, a, "a")
@@ -185,6 +187,7 @@ func TestNodeThatDiedWithTheServerVanishes(t *testing.T) {
 }
 
 func TestBucketDeleted(t *testing.T) {
+	t.Parallel() // it mostly waits
 	s := newSite(t)
 	a, b := s.Open(t), s.Open(t)
 	na := announce(t, a, "a")
@@ -211,6 +214,7 @@ func TestBucketDeleted(t *testing.T) {
 // b announces nothing, so nothing but the silence tells it that its watch hangs on a bucket that is no more. The new
 // bucket's revisions start again below those that b has seen, so the client library waits for what never comes.
 func TestSilentWatchIsReplaced(t *testing.T) {
+	t.Parallel() // it mostly waits
 	s := newSite(t)
 	b := s.Open(t)
 	js, kv := s.bucket(t)
@@ -348,6 +352,7 @@ func TestGarbageIsLoggedOnce(t *testing.T) {
 }
 
 func TestTwentyNodesConverge(t *testing.T) {
+	t.Parallel() // it mostly waits
 	s := newSite(t)
 	const count = 20
 	errs := make(chan error, count)
