@@ -115,6 +115,9 @@ bench: ## ns a block and allocations
 trace-cost: $(VENV)/.test build bin/otlpsink ## what tracing costs a transfer of 1 MiB; docs/tracing.md. ARGS="--rounds 500 --provider shm"
 	cd test/integration && PYTHONPATH=$(SDK) $(PY) tracecost.py $(ARGS)
 
+registry-scale: ## 200 simulated nodes on a cluster of three servers; docs/registry.md
+	KVXFER_SCALE_NODES=$${NODES:-200} $(GO) test -count 1 -run TestTwoHundredNodes -v ./registry/natskv
+
 ROUNDS ?= 10000
 late-writes: $(VENV)/.test bin/kvxfer-race bin/kvxfer-nofence bin/nats-server ## more rounds than `make test` has time for; docs/late-writes.md
 	cd test/integration && KVXFER_ROUNDS=$(ROUNDS) PYTHONPATH=$(SDK) $(PY) -m pytest -s test_late_writes.py

@@ -38,6 +38,9 @@ type Node struct {
 	MemoryKinds   []string `json:"memory_kinds,omitempty"`
 	StartedUnixMs int64    `json:"started_unix_ms,omitempty"` // for people; no rule reads it
 	Draining      bool     `json:"draining,omitempty"`
+	NUMANodes     int      `json:"numa_nodes,omitempty"` // of the host; 0: unknown
+	// Beats says that the node's sign of life is another entry than this one, which then stays as it is: the directory sets it.
+	Beats bool `json:"beats,omitempty"`
 }
 
 // DefaultTenant is the tenant of an entry that names none.
@@ -56,9 +59,10 @@ type Cache struct {
 	Compat     string          `json:"compat,omitempty"`   // caches with different values cannot exchange blocks
 	Layout     json.RawMessage `json:"layout,omitempty"`
 	MemoryKind string          `json:"memory_kind,omitempty"`
-	Instance   string          `json:"instance,omitempty"` // the engine whose rank it is, "" for none
-	Rank       int             `json:"rank,omitempty"`     // of Ranks
-	Ranks      int             `json:"ranks,omitempty"`    // ranks of the engine; 0 without Instance
+	NUMANode   *int            `json:"numa_node,omitempty"` // where most of the memory lies; nil: unknown, or a host with one
+	Instance   string          `json:"instance,omitempty"`  // the engine whose rank it is, "" for none
+	Rank       int             `json:"rank,omitempty"`      // of Ranks
+	Ranks      int             `json:"ranks,omitempty"`     // ranks of the engine; 0 without Instance
 	NumBlocks  int             `json:"num_blocks"`
 	BlockBytes int64           `json:"block_bytes"`
 	Bytes      int64           `json:"bytes"`
@@ -94,6 +98,9 @@ func (n *Node) Validate() error {
 	if err := checkWords("memory_kinds", n.MemoryKinds); err != nil {
 		return err
 	}
+	if n.NUMANodes < 0 {
+		return fault.Invalid("", "numa_nodes", "%d is negative: allowed is 0 and more", n.NUMANodes)
+	}
 	return checkText("version", n.Version)
 }
 
@@ -117,6 +124,9 @@ func (c *Cache) Validate() error {
 		if f.n < 0 {
 			return fault.Invalid("", f.name, "%d is negative: allowed is 0 and more", f.n)
 		}
+	}
+	if c.NUMANode != nil && *c.NUMANode < 0 {
+		return fault.Invalid("", "numa_node", "%d is negative: allowed is 0 and more", *c.NUMANode)
 	}
 	if len(c.Layout) > 0 && !json.Valid(c.Layout) {
 		return fault.Invalid("", "layout", "not JSON: allowed is one JSON value")

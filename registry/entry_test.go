@@ -31,6 +31,7 @@ func cache(node, epoch, name string) registry.Cache {
 
 func TestEntriesRoundTrip(t *testing.T) {
 	n := node("n", epochA)
+	n.NUMANodes, n.Beats = 2, true
 	raw, err := n.Encode()
 	require.NoError(t, err)
 	n2, err := registry.DecodeNode(raw)
@@ -38,6 +39,8 @@ func TestEntriesRoundTrip(t *testing.T) {
 	assert.Equal(t, n, n2)
 
 	c := cache("n", epochA, "kv")
+	numa := 0
+	c.NUMANode = &numa
 	raw, err = c.Encode()
 	require.NoError(t, err)
 	c2, err := registry.DecodeCache(raw)
@@ -68,6 +71,7 @@ func TestBadFieldsAreNamed(t *testing.T) {
 		"http_addr":    func(n *registry.Node) { n.HTTPAddr = "host:65536" },
 		"version":      func(n *registry.Node) { n.Version = long },
 		"protocol":     func(n *registry.Node) { n.Protocol = registry.Protocol{Min: 2, Max: 1} },
+		"numa_nodes":   func(n *registry.Node) { n.NUMANodes = -1 },
 		"providers":    func(n *registry.Node) { n.Providers = []string{"tcp", ""} },
 		"memory_kinds": func(n *registry.Node) { n.MemoryKinds = make([]string, 65) },
 	} {
@@ -94,6 +98,7 @@ func TestBadFieldsAreNamed(t *testing.T) {
 		"ranks":       func(c *registry.Cache) { c.Ranks = -1 },
 		"num_blocks":  func(c *registry.Cache) { c.NumBlocks = -1 },
 		"block_bytes": func(c *registry.Cache) { c.BlockBytes = -1 },
+		"numa_node":   func(c *registry.Cache) { n := -1; c.NUMANode = &n },
 		"bytes":       func(c *registry.Cache) { c.Bytes = -1 },
 		"layout":      func(c *registry.Cache) { c.Layout = json.RawMessage("{") },
 	} {

@@ -202,7 +202,11 @@ func (e *Engine) RegisterCache(ctx context.Context, id ClientID, r wire.Register
 	e.mu.Unlock()
 	public := r
 	public.InstanceKey = nil
-	e.o.Directory.PutCache(CacheEntry{Name: r.Name, ID: hex16(ca.key), MemoryKind: reg.mapping.Memory().Kind.String(), Tenant: c.info.Tenant, Spec: public})
+	var numaNode *int
+	if e.o.NUMANode != nil {
+		numaNode = e.o.NUMANode(reg.mapping.Memory())
+	}
+	e.o.Directory.PutCache(CacheEntry{NUMANode: numaNode, Name: r.Name, ID: hex16(ca.key), MemoryKind: reg.mapping.Memory().Kind.String(), Tenant: c.info.Tenant, Spec: public})
 	e.o.Logger.Info("cache registered", "cache", r.Name, "model", r.Model, "layout", r.Layout.String(), "blocks", r.NumBlocks, "served", len(served))
 	return wire.CacheInfo{Cache: ca.id, BlockBytes: r.Layout.BlockBytes()}, served, nil
 }

@@ -97,6 +97,7 @@ type CacheEntry struct {
 	Name       string
 	ID         string
 	MemoryKind string
+	NUMANode   *int // where most of the memory lies; nil: unknown, or a host with one
 	Spec       wire.RegisterCache
 }
 

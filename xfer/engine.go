@@ -53,6 +53,8 @@ type Options struct {
 	Traces Traces // nil: no spans are kept
 	Logger *slog.Logger
 	Limits Limits // zero: DefaultLimits
+	// NUMANode says where memory lies, for the directory; it may answer nil. Nil: nothing is said of any memory.
+	NUMANode func(rdma.Memory) *int
 	// ProviderWait bounds how long Drain and Close wait for a provider that owes a fence or a completion. Zero: 10 s.
 	ProviderWait time.Duration
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/registry/natsaccess"
 )
 
 // op is what the errors of this package say was being done.
@@ -29,6 +30,12 @@ type Config struct {
 
 	NATS       string // URLs separated by commas, which may hold passwords; "" for the embedded server
 	NATSListen string // the embedded server's address; "" for in-process only
+
+	// Registry is how this node and the registry's server know each other: the embedded one's listener, or another's as its client.
+	Registry natsaccess.Files
+	// RegistryReplicas is how many servers of a cluster keep the registry's bucket.
+	RegistryReplicas int
+	InsecureNATS     bool // the embedded server may be reached from beyond the host without credentials
 
 	TLSCert, TLSKey, TLSCA string // absolute paths; all three or none
 	TLSLanes               bool   // payload travels over TLS too
@@ -72,6 +79,7 @@ func (c *Config) LogValue() slog.Value {
 		slog.String("node", c.Node), slog.String("state_dir", c.StateDir), slog.String("socket", c.Socket),
 		slog.String("listen", c.Listen), slog.String("advertise", c.Advertise), slog.String("http", c.HTTP),
 		slog.String("nats", nats), slog.String("nats_listen", c.NATSListen),
+		slog.Any("registry", c.Registry), slog.Int("registry_replicas", c.RegistryReplicas), slog.Bool("insecure_nats", c.InsecureNATS),
 		slog.String("tls_cert", c.TLSCert), slog.String("tls_key", c.TLSKey), slog.String("tls_ca", c.TLSCA),
 		slog.Bool("tls_lanes", c.TLSLanes), slog.Bool("insecure_peers", c.InsecurePeers), slog.String("tenant", c.Tenant),
 		slog.Any("allow_tenants", c.AllowTenants), slog.Any("allow_uid", c.AllowUIDs), slog.Int("lanes", c.Lanes), slog.Int("max_clients", c.MaxClients),
@@ -206,6 +214,7 @@ func (l *loader) finish(effective values) {
 	if ok("listen", "tls-cert", "tls-key", "tls-ca", "tls-lanes", "insecure-peers") {
 		l.finishTLS(effective)
 	}
+	l.finishRegistry(effective, ok)
 	for _, t := range l.c.AllowTenants {
 		if ok("tenant", "allow-tenants") && t.Name == l.c.Tenant {
 			l.fail("allow-tenants", "%q from %s is this node's own tenant, which every client may use; allowed: other tenants", t.Name, effective["allow-tenants"].source)

@@ -95,7 +95,7 @@ func TestDefaults(t *testing.T) {
 	require.NoError(t, err)
 	want := Config{Node: "host-1", StateDir: "/home/u/.local/state/kvxfer", Socket: "/tmp/kvxfer-1000/kvxfer.sock",
 		Listen: "127.0.0.1:7420", Advertise: "127.0.0.1:7420", HTTP: "127.0.0.1:7421", Tenant: "default", Lanes: 4, MaxClients: 256, MaxRegions: 64, MaxLeases: 8192, MaxTransfers: 8192,
-		DrainTimeout: 10 * time.Second, Heartbeat: 2 * time.Second, TraceKeep: -1, LogLevel: "info", LogFormat: "text", Providers: []string{"shm", "tcp"}}
+		DrainTimeout: 10 * time.Second, Heartbeat: 2 * time.Second, TraceKeep: -1, LogLevel: "info", LogFormat: "text", Providers: []string{"shm", "tcp"}, RegistryReplicas: 1}
 	assert.Equal(t, want, *c)
 
 	c, err = load(nil, []string{"XDG_STATE_HOME=/x/state", "XDG_RUNTIME_DIR=/x/run"}, testHost(nil))
@@ -316,6 +316,7 @@ func TestFileKeys(t *testing.T) {
 	}
 	delete(every, "nats-listen")    // it excludes nats
 	delete(every, "insecure-peers") // it excludes tls-cert
+	dropOtherCredentials(every)
 	every["tls-lanes"] = true
 	every["nats"] = []string{"nats://a:1", "tls://b"}
 	every["allow-uid"] = []any{1, "2"}

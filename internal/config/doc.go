@@ -26,6 +26,7 @@
 //   - all errors are reported at once: TestAllErrorsAtOnce
 //   - flags, environment, file keys and usage are the same table: TestUsageNamesEverySetting, TestFileKeys
 //   - a node that others reach has TLS, or was told that it needs none: TestPeersBeyondTheHost
+//   - the embedded registry asks others for credentials, or was told that it need not: TestRegistryBeyondTheHost
 //   - a password in a registry's URL is in no error and no log: TestNoSecretIsRepeated
 //   - an accepted address is one that net.Dial understands and that parses to itself: FuzzAddress
 //   - no file makes the parser fail in another way than by an error with its path: FuzzFile

@@ -108,7 +108,7 @@ func init() {
 		pem("tls-key", "the certificate's private key, PEM", func(c *Config) *string { return &c.TLSKey }),
 		pem("tls-ca", "the authorities that sign peers' certificates, PEM", func(c *Config) *string { return &c.TLSCA }),
 		toggle("tls-lanes", "payload travels over TLS too, which costs copies; needs tls-cert", func(c *Config) *bool { return &c.TLSLanes }),
-		toggle("insecure-peers", "listen for peers beyond loop-back without TLS: on a network that you trust", func(c *Config) *bool { return &c.InsecurePeers }),
+		toggle("insecure-peers", "listen for peers and for the registry beyond loop-back without TLS and credentials: on a network that you trust", func(c *Config) *bool { return &c.InsecurePeers }),
 		{name: "tenant", arg: "NAME", def: "default", meaning: "clients' tenant where they name none; nothing passes from one tenant to another",
 			allowed: "1 to 64 of [A-Za-z0-9_.-]", set: func(l *loader, v string) error {
 				l.c.Tenant = v
@@ -168,6 +168,8 @@ func init() {
 				return errIf(bad)
 			}},
 	}
+	at := slices.IndexFunc(settings, func(s setting) bool { return s.name == "nats-listen" }) + 1
+	settings = slices.Insert(settings, at, registrySettings()...)
 }
 
 func listenAllowed(port int) string {

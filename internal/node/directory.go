@@ -115,7 +115,7 @@ func (d *directory) say(ctx context.Context, c change) error {
 	block := int64(spec.Layout.BlockBytes())
 	entry := registry.Cache{
 		Tenant: c.tenant, Name: c.name, ID: c.entry.ID, Model: spec.Model, Revision: spec.Revision, Compat: spec.Compat, Layout: raw,
-		MemoryKind: c.entry.MemoryKind, NumBlocks: int(spec.NumBlocks), BlockBytes: block, Bytes: block * int64(spec.NumBlocks),
+		MemoryKind: c.entry.MemoryKind, NUMANode: c.entry.NUMANode, NumBlocks: int(spec.NumBlocks), BlockBytes: block, Bytes: block * int64(spec.NumBlocks),
 	}
 	if spec.Instance != "" {
 		entry.Instance, entry.Rank, entry.Ranks = spec.Instance, int(spec.Layout.TPRank), int(spec.Layout.TPSize)

@@ -17,6 +17,7 @@ import (
 	"github.com/kvxfer/kvxfer/internal/incarnation"
 	"github.com/kvxfer/kvxfer/internal/localapi"
 	"github.com/kvxfer/kvxfer/internal/logring"
+	"github.com/kvxfer/kvxfer/internal/numa"
 	"github.com/kvxfer/kvxfer/internal/peerlink"
 	"github.com/kvxfer/kvxfer/internal/peertls"
 	"github.com/kvxfer/kvxfer/internal/telemetry"
@@ -197,9 +198,9 @@ func (n *Node) startStore(context.Context) error {
 }
 
 func (n *Node) startRegistry(ctx context.Context) error {
-	o := natskv.Options{URL: n.cfg.NATS, Name: n.cfg.Node, Heartbeat: n.cfg.Heartbeat, Logger: n.log}
+	o := natskv.Options{URL: n.cfg.NATS, Name: n.cfg.Node, Heartbeat: n.cfg.Heartbeat, Access: n.cfg.Registry, Replicas: n.cfg.RegistryReplicas, Logger: n.log}
 	if n.cfg.NATS == "" {
-		srv, err := embedded.Start(embedded.Options{StoreDir: filepath.Join(n.cfg.StateDir, "nats"), Listen: n.cfg.NATSListen, ServerName: n.cfg.Node, Logger: n.log})
+		srv, err := embedded.Start(embedded.Options{StoreDir: filepath.Join(n.cfg.StateDir, "nats"), Listen: n.cfg.NATSListen, Access: n.cfg.Registry, ServerName: n.cfg.Node, Logger: n.log})
 		if err != nil {
 			return err
 		}
@@ -214,6 +215,9 @@ func (n *Node) startRegistry(ctx context.Context) error {
 	dir, err := natskv.Connect(ctx, o)
 	if err != nil {
 		fe := fault.From("start", err)
+		if fe.Code != fault.RegistryUnavailable { // it names the setting
+			return fe
+		}
 		return &fault.Error{Code: fe.Code, Op: "start", Field: "nats", Detail: "the registry could not be reached", Err: err}
 	}
 	n.dir, n.ages = dir, dir.Ages
@@ -248,7 +252,7 @@ func (n *Node) startEngine(context.Context) error {
 	n.wg.Go(func() { dir.run(ctx) })
 	n.engine = xfer.New(xfer.Options{
 		Node: n.cfg.Node, Epoch: n.inc.Epoch(), BootID: n.inc.BootID(), Addr: n.info.PeerAddr, Clock: clock,
-		Providers: n.providers, Store: n.store, Directory: dir, Finder: dir, Scratch: scratch, Locate: dir.locate, Meter: n.met.Meter(), Logger: n.log,
+		Providers: n.providers, Store: n.store, Directory: dir, Finder: dir, Scratch: scratch, Locate: dir.locate, Meter: n.met.Meter(), Logger: n.log, NUMANode: numa.Of,
 		Tracer: n.tel.Tracer(), TenantTracer: n.tel.TenantTracer, Later: n.tel.Later, Traces: traces{n},
 		Limits: limits(n.cfg),
 	})
@@ -308,7 +312,7 @@ func (n *Node) announce(ctx context.Context) error {
 	err := n.dir.Announce(ctx, registry.Node{
 		Name: n.cfg.Node, Epoch: n.inc.Epoch(), PeerAddr: n.info.PeerAddr, HTTPAddr: n.info.HTTPAddr, Version: version.Version,
 		Protocol: registry.Protocol{Min: wire.MinVersion, Max: wire.MaxVersion}, Providers: n.providerNames(),
-		MemoryKinds: []string{rdma.MemoryHost.String(), rdma.MemoryProcess.String()}, StartedUnixMs: time.Now().UnixMilli(),
+		MemoryKinds: []string{rdma.MemoryHost.String(), rdma.MemoryProcess.String()}, StartedUnixMs: time.Now().UnixMilli(), NUMANodes: numa.Nodes(),
 	}, registry.TakeOver{OldEpoch: n.inc.PreviousEpoch()})
 	if err != nil {
 		return err

@@ -89,7 +89,7 @@ func (n operator) cacheRows(tenant, node string) []wire.CacheRow {
 const maxLayout = 4 << 10
 
 func cacheRow(c *registry.Cache) wire.CacheRow {
-	row := wire.CacheRow{Node: c.Node, Tenant: c.Tenant, Cache: c.Name, Model: c.Model, Revision: c.Revision, Compat: c.Compat, MemoryKind: c.MemoryKind,
+	row := wire.CacheRow{Node: c.Node, Tenant: c.Tenant, Cache: c.Name, Model: c.Model, Revision: c.Revision, Compat: c.Compat, MemoryKind: c.MemoryKind, NUMANode: c.NUMANode,
 		Blocks: c.NumBlocks, Bytes: c.Bytes, Instance: c.Instance, Rank: c.Rank, Ranks: c.Ranks, Layout: json.RawMessage("null"), LayoutText: "unknown"}
 	if len(c.Layout) > 0 && len(c.Layout) <= maxLayout {
 		row.Layout = c.Layout

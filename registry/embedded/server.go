@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/registry/natsaccess"
 )
 
 const (
@@ -22,6 +23,7 @@ const (
 	maxPayload   = 1 << 20  // bytes of one message; an entry is at most 256 KiB
 	maxConns     = 4096
 	readyTimeout = 10 * time.Second
+	tlsTimeout   = 5 * time.Second // a busy host's handshakes, when all nodes come back at once
 )
 
 // Options say where the server lives.
@@ -30,6 +32,9 @@ type Options struct {
 	StoreDir string
 	// Listen is "host:port" for other nodes' connections, port 0 for a free one; "" for none.
 	Listen string
+	// Access is what clients must show and what the listener shows them: a user with password or a token, a certificate, and the
+	// authorities of clients' certificates. Connections inside the process prove themselves by the same secret, without TLS.
+	Access natsaccess.Files
 	// ServerName in the server's listings; "" lets the server choose.
 	ServerName string
 	// Logger is slog.Default when nil.
@@ -63,6 +68,12 @@ func Start(opts Options) (*Server, error) {
 		MaxPayload:             maxPayload,
 		MaxConn:                maxConns,
 	}
+	if err := opts.Access.Check(); err != nil {
+		return nil, err
+	}
+	if opts.Access.Creds != "" {
+		return nil, &fault.Error{Code: fault.ConfigInvalid, Op: op, Field: "nats-creds", Detail: "the embedded server has no accounts; allowed: nats-token-file, nats-user with nats-password-file, or certificates"}
+	}
 	if opts.Listen != "" {
 		host, port, err := net.SplitHostPort(opts.Listen)
 		p, perr := strconv.Atoi(port)
@@ -73,7 +84,7 @@ func Start(opts Options) (*Server, error) {
 		if p == 0 {
 			o.Port = natsserver.RANDOM_PORT
 		}
-		if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+		if ip := net.ParseIP(host); !opts.Access.Authenticates() && host != "localhost" && (ip == nil || !ip.IsLoopback()) {
 			opts.Logger.Warn("registry server is open to the network without credentials", "listen", opts.Listen)
 		}
 	}
@@ -83,6 +94,15 @@ func Start(opts Options) (*Server, error) {
 	if err := os.MkdirAll(opts.StoreDir, 0o700); err != nil {
 		return nil, fault.Wrap(fault.RegistryUnavailable, op, err)
 	}
+	var err error
+	if o.Username, o.Password, o.Authorization, err = opts.Access.Secrets(); err != nil {
+		return nil, err
+	}
+	if o.TLSConfig, err = opts.Access.ServerTLS(opts.Logger); err != nil {
+		return nil, err
+	}
+	o.TLSVerify = o.TLSConfig != nil && opts.Access.CA != ""
+	o.TLSTimeout = tlsTimeout.Seconds()
 	srv, err := natsserver.NewServer(o)
 	if err != nil {
 		return nil, fault.Wrap(fault.RegistryUnavailable, op, err)

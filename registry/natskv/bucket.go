@@ -1,7 +1,9 @@
 package natskv
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"time"
 
@@ -28,6 +30,8 @@ type bucket struct {
 	js   jetstream.JetStream
 	kv   jetstream.KeyValue
 	name string
+	// replicas that the bucket has at least
+	replicas int
 }
 
 // open binds to the bucket and makes it when it is missing.
@@ -42,6 +46,7 @@ func (b *bucket) open(ctx context.Context) error {
 			MaxValueSize:   registry.MaxEntryBytes + 4096, // the server counts headers too
 			History:        1,
 			Storage:        jetstream.MemoryStorage,
+			Replicas:       b.replicas,
 			LimitMarkerTTL: markerTTL,
 		})
 		if errors.Is(err, jetstream.ErrBucketExists) { // made meanwhile by a node of another version
@@ -58,10 +63,26 @@ func (b *bucket) open(ctx context.Context) error {
 	if st.LimitMarkerTTL() <= 0 {
 		return errUnusable
 	}
+	if err := b.replicate(ctx, st); err != nil {
+		return err
+	}
 	if b.kv == nil {
 		b.kv = kv // it finds the bucket by name, so it stays good when the bucket is made anew
 	}
 	return nil
+}
+
+// replicate gives a bucket the replicas that it lacks. Nobody takes any away, so that nodes of different settings do not
+// undo each other's.
+func (b *bucket) replicate(ctx context.Context, st jetstream.KeyValueStatus) error {
+	full, ok := st.(*jetstream.KeyValueBucketStatus)
+	if !ok || full.StreamInfo().Config.Replicas >= b.replicas {
+		return nil
+	}
+	c := full.StreamInfo().Config
+	c.Replicas = b.replicas
+	_, err := b.js.UpdateStream(ctx, c)
+	return err
 }
 
 // put writes an entry; with a revision only if that is the key's latest.
@@ -86,7 +107,43 @@ func (b *bucket) create(ctx context.Context, key string, value []byte, ttl time.
 	return b.kv.Create(ctx, key, value, jetstream.KeyTTL(ttl))
 }
 
-// get reads an entry.
+// latest reads an entry from the server that leads the bucket: any other may be a little behind, and what follows from this
+// answer cannot be taken back. ErrKeyNotFound where there is none, or only the note that there was one.
+func (b *bucket) latest(ctx context.Context, key string) (value []byte, revision uint64, err error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	ask, err := json.Marshal(map[string]string{"last_by_subj": "$KV." + b.name + "." + key})
+	if err != nil {
+		return nil, 0, err
+	}
+	answer, err := b.js.Conn().RequestWithContext(ctx, "$JS.API.STREAM.MSG.GET.KV_"+b.name, ask)
+	if err != nil {
+		return nil, 0, err
+	}
+	var a struct {
+		Error   *jetstream.APIError `json:"error"`
+		Message struct {
+			Seq  uint64 `json:"seq"`
+			Hdrs []byte `json:"hdrs"`
+			Data []byte `json:"data"`
+		} `json:"message"`
+	}
+	if err := json.Unmarshal(answer.Data, &a); err != nil {
+		return nil, 0, err
+	}
+	if a.Error != nil {
+		if a.Error.ErrorCode == jetstream.JSErrCodeMessageNotFound {
+			return nil, 0, jetstream.ErrKeyNotFound
+		}
+		return nil, 0, a.Error
+	}
+	if bytes.Contains(a.Message.Hdrs, []byte("KV-Operation:")) || bytes.Contains(a.Message.Hdrs, []byte("Nats-Marker-Reason:")) {
+		return nil, 0, jetstream.ErrKeyNotFound
+	}
+	return a.Message.Data, a.Message.Seq, nil
+}
+
+// get reads an entry from any server that keeps the bucket.
 func (b *bucket) get(ctx context.Context, key string) (jetstream.KeyValueEntry, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -117,8 +174,18 @@ func isBucketMissing(err error) bool {
 		errors.Is(err, jetstream.ErrBucketNotFound) || errors.Is(err, nats.ErrNoResponders)
 }
 
+// replicasRefused says that the server is no cluster, which no waiting changes.
+func replicasRefused(err error) bool {
+	const notClustered = 10074 // the client library has no name for it
+	var e *jetstream.APIError
+	return errors.As(err, &e) && e.ErrorCode == notClustered
+}
+
 // unavailable types a failure of the server or of the way to it.
 func unavailable(ctx context.Context, op string, err error) error {
+	if final(err) {
+		return err
+	}
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return &fault.Error{Code: fault.Cancelled, Op: op, Err: err}
 	}

@@ -17,6 +17,9 @@ import (
 const (
 	reconnectWait   = 250 * time.Millisecond
 	reconnectJitter = 250 * time.Millisecond
+	// refusedAfter is how many servers in a row must have closed a connection right behind the TLS handshake before that counts as
+	// a certificate that they refuse. One that goes down does the same.
+	refusedAfter = 3
 	// pingInterval and maxPings bound how long a server that vanished without a word goes unnoticed.
 	pingInterval = 10 * time.Second
 	maxPings     = 2
@@ -40,6 +43,9 @@ type Directory struct {
 
 	lock  chan struct{} // holds one token; owner belongs to who took it. A channel, so that waiting ends with a context.
 	owner owner
+	pulse pulse
+
+	health health // the heartbeat's own
 
 	closeOnce sync.Once
 	closeErr  error
@@ -48,14 +54,16 @@ type Directory struct {
 var _ registry.Directory = (*Directory)(nil)
 
 // Connect reaches the server, opens the bucket and waits until the view has been filled once. It tries until ctx
-// ends; then it fails with RegistryUnavailable. InvalidArgument names a wrong option.
+// ends; then it fails with RegistryUnavailable. InvalidArgument names a wrong option. What waiting does not mend is said at
+// once: PermissionDenied and ConfigInvalid name the setting (see natsaccess).
 func Connect(ctx context.Context, opts Options) (*Directory, error) {
 	const op = "registry connect"
 	opts, err := opts.withDefaults()
 	if err != nil {
 		return nil, err
 	}
-	nc, err := dial(ctx, opts)
+	w := newWatchdog(opts)
+	nc, err := dial(ctx, w)
 	if err != nil {
 		return nil, unavailable(ctx, op, err)
 	}
@@ -64,8 +72,17 @@ func Connect(ctx context.Context, opts Options) (*Directory, error) {
 		nc.Close()
 		return nil, fault.Wrap(fault.Internal, op, err)
 	}
-	b := &bucket{js: js, name: opts.Bucket}
-	err = retry(ctx, func() error { return b.open(ctx) })
+	b := &bucket{js: js, name: opts.Bucket, replicas: opts.Replicas}
+	err = retry(ctx, func() error {
+		err := b.open(ctx)
+		if denied := w.denied(); err != nil && denied != nil { // a refused request is answered beside it, by silence
+			return denied
+		}
+		if replicasRefused(err) {
+			return &fault.Error{Code: fault.ConfigInvalid, Op: op, Field: "registry-replicas", Detail: "the server is no cluster; allowed: 1", Err: err}
+		}
+		return err
+	})
 	if err != nil {
 		nc.Close()
 		return nil, unavailable(ctx, op, err)
@@ -77,10 +94,13 @@ func Connect(ctx context.Context, opts Options) (*Directory, error) {
 	d.fresh.made = time.Now()
 	d.owner.caches = map[string]*ownCache{}
 	d.owner.dropped = map[string]time.Time{}
+	d.health.silent = map[string]time.Time{}
 	d.view, d.feed = registry.NewView()
 	d.ctx, d.cancel = context.WithCancel(context.Background())
+	w.follow(d.ctx, d.view)
 	d.wg.Go(d.follow)
 	d.wg.Go(d.heartbeat)
+	d.wg.Go(d.keepPulse)
 	for {
 		changed := d.view.Changed()
 		if d.view.Connected() {
@@ -95,28 +115,39 @@ func Connect(ctx context.Context, opts Options) (*Directory, error) {
 	}
 }
 
-func dial(ctx context.Context, o Options) (*nats.Conn, error) {
-	opts := []nats.Option{
+func dial(ctx context.Context, w *watchdog) (*nats.Conn, error) {
+	o := w.opts
+	opts := append(o.Access.ClientOptions(o.Dial != nil),
 		nats.Name(o.Name),
 		nats.Timeout(requestTimeout),
 		nats.MaxReconnects(-1),
 		nats.ReconnectWait(reconnectWait),
 		nats.ReconnectJitter(reconnectJitter, reconnectJitter),
+		nats.SetCustomDialer(w),
 		// Nothing is kept for later while the server is away: an old heartbeat that arrives late is a wrong one.
 		nats.ReconnectBufSize(-1),
 		nats.PingInterval(pingInterval),
 		nats.MaxPingsOutstanding(maxPings),
-		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
-			o.Logger.Debug("registry connection reported an error", "error", err)
-		}),
-	}
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { w.asyncError(err) }),
+		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { w.reconnectError(err) }),
+		nats.ReconnectHandler(func(*nats.Conn) { w.reconnected() }),
+	)
 	connect := o.Dial
 	if connect == nil {
 		connect = func(opts ...nats.Option) (*nats.Conn, error) { return nats.Connect(o.URL, opts...) }
 	}
 	var nc *nats.Conn
+	closed := 0
 	err := retry(ctx, func() (err error) {
 		nc, err = connect(opts...)
+		if why := o.Access.Explain("registry connect", err); why != nil {
+			return why
+		}
+		if !errors.Is(err, nats.ErrTLS) {
+			closed = 0
+		} else if closed++; closed == refusedAfter {
+			return o.Access.Refused("registry connect", err)
+		}
 		return err
 	})
 	return nc, err
@@ -126,13 +157,18 @@ func dial(ctx context.Context, o Options) (*nats.Conn, error) {
 func retry(ctx context.Context, f func() error) error {
 	for {
 		err := f()
-		if err == nil || errors.Is(err, errUnusable) {
+		if err == nil || errors.Is(err, errUnusable) || final(err) {
 			return err
 		}
 		if !sleep(ctx, jitter(reconnectWait)) {
 			return err
 		}
 	}
+}
+
+// final says that an error is already the caller's, and that trying again is no use.
+func final(err error) bool {
+	return errors.Is(err, fault.ErrPermissionDenied) || errors.Is(err, fault.ErrConfigInvalid)
 }
 
 // View is the local view.

@@ -14,8 +14,8 @@ type freshness struct {
 
 func (f *freshness) note(of *atomic.Int64) { of.Store(int64(time.Since(f.made))) }
 
-// Ages says how long ago this node's entry was last written, and how long ago the view last heard from the directory, in which
-// every live node writes a heartbeat; since Connect where neither has happened.
+// Ages says how long ago this node's heartbeat was last taken, and how long ago the view last heard from the directory, which
+// tells it at least of that heartbeat; since Connect where neither has happened.
 func (d *Directory) Ages() (heartbeat, view time.Duration) {
 	now := time.Since(d.fresh.made)
 	return now - time.Duration(d.fresh.beat.Load()), now - time.Duration(d.fresh.heard.Load())

@@ -19,6 +19,7 @@ import (
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/registry"
 	"github.com/kvxfer/kvxfer/registry/embedded"
+	"github.com/kvxfer/kvxfer/registry/natsaccess"
 	"github.com/kvxfer/kvxfer/registry/natskv"
 	rt "github.com/kvxfer/kvxfer/registry/registrytest"
 )
@@ -34,6 +35,7 @@ const (
 type site struct {
 	dir    string
 	listen string
+	access natsaccess.Files
 	srv    *embedded.Server
 }
 
@@ -49,7 +51,7 @@ func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 func (s *site) start(t *testing.T) {
 	t.Helper()
 	require.Eventually(t, func() bool { // the port may be in use for a moment longer
-		srv, err := embedded.Start(embedded.Options{StoreDir: s.dir, Listen: s.listen, Logger: quiet()})
+		srv, err := embedded.Start(embedded.Options{StoreDir: s.dir, Listen: s.listen, Access: s.access, Logger: quiet()})
 		if err != nil {
 			return false
 		}
@@ -68,7 +70,7 @@ func (s *site) stop(t *testing.T) {
 }
 
 func (s *site) options() natskv.Options {
-	return natskv.Options{URL: "nats://" + s.listen, Name: "test", Heartbeat: beat, TTL: ttl, Logger: quiet()}
+	return natskv.Options{URL: "nats://" + s.listen, Access: s.access, Name: "test", Heartbeat: beat, TTL: ttl, Logger: quiet()}
 }
 
 func (s *site) open(t *testing.T, o natskv.Options) *natskv.Directory {
@@ -109,6 +111,7 @@ func (s *site) Wipe(t *testing.T) {
 }
 
 func TestConformance(t *testing.T) {
+	t.Parallel() // it mostly waits
 	rt.Run(t, func(t *testing.T) rt.Harness { return newSite(t) })
 }
 
@@ -172,6 +175,7 @@ func TestServerRestartedEmpty(t *testing.T) {
 }
 
 func TestNodeThatDiedWithTheServerVanishes(t *testing.T) {
+	t.Parallel() // it mostly waits
 	s := newSite(t)
 	a, b := s.Open(t), s.Open(t)
 	na := announce(t, a, "a")
@@ -183,6 +187,7 @@ func TestNodeThatDiedWithTheServerVanishes(t *testing.T) {
 }
 
 func TestBucketDeleted(t *testing.T) {
+	t.Parallel() // it mostly waits
 	s := newSite(t)
 	a, b := s.Open(t), s.Open(t)
 	na := announce(t, a, "a")
@@ -197,7 +202,7 @@ func TestBucketDeleted(t *testing.T) {
 			return false
 		}
 		keys, err := kv.Keys(rt.Context(t))
-		return err == nil && len(keys) == 2
+		return err == nil && len(keys) == 3 // the node, its cache and its sign of life
 	}, rt.Wait, 50*time.Millisecond)
 	late := s.Open(t)
 	rt.Sees(t, late.View(), na)
@@ -209,6 +214,7 @@ func TestBucketDeleted(t *testing.T) {
 // b announces nothing, so nothing but the silence tells it that its watch hangs on a bucket that is no more. The new
 // bucket's revisions start again below those that b has seen, so the client library waits for what never comes.
 func TestSilentWatchIsReplaced(t *testing.T) {
+	t.Parallel() // it mostly waits
 	s := newSite(t)
 	b := s.Open(t)
 	js, kv := s.bucket(t)
@@ -346,6 +352,7 @@ func TestGarbageIsLoggedOnce(t *testing.T) {
 }
 
 func TestTwentyNodesConverge(t *testing.T) {
+	t.Parallel() // it mostly waits
 	s := newSite(t)
 	const count = 20
 	errs := make(chan error, count)

@@ -19,7 +19,11 @@ const claimTimeout = 2 * requestTimeout
 type owner struct {
 	announced bool
 	node      registry.Node
-	revision  uint64               // of our node entry as we last wrote it, 0: none that we know of
+	revision  uint64    // of our node entry as we last wrote it, 0: none that we know of
+	written   time.Time // when that was
+	entry     uint64    // the revision of our entry in the bucket that evidence is of
+	evidence  evidence
+	suspicion suspicion
 	caches    map[string]*ownCache // by key
 	dropped   map[string]time.Time // keys of withdrawn caches still to be removed, and when they are gone anyway
 	lost      error                // NameTaken, once another epoch holds our name
@@ -74,7 +78,7 @@ func (d *Directory) begin(ctx context.Context, op string, announced bool) (conte
 // Announce claims the node's name.
 func (d *Directory) Announce(ctx context.Context, n registry.Node, t registry.TakeOver) error {
 	const op = "announce"
-	n.Format = registry.Format
+	n.Format, n.Beats = registry.Format, true
 	if err := n.Validate(); err != nil {
 		return atOp(op, err)
 	}
@@ -97,6 +101,7 @@ func (d *Directory) Announce(ctx context.Context, n registry.Node, t registry.Ta
 			return nil
 		}
 		if errors.Is(err, fault.ErrNameTaken) || errors.Is(err, fault.ErrInvalidArgument) {
+			_ = d.bucket.remove(ctx, beatKey(o.node.Name, o.node.Epoch), 0) // else it expires
 			return err
 		}
 		if !sleep(ctx, jitter(reconnectWait)) {
@@ -106,7 +111,8 @@ func (d *Directory) Announce(ctx context.Context, n registry.Node, t registry.Ta
 }
 
 // claim writes the node's entry where there is none, over our own last revision, over our own epoch (a write whose
-// answer was lost) and over oldEpoch. renewed says that an entry that we had was gone.
+// answer was lost), over oldEpoch and over a claim whose sign of life is gone. renewed says that an entry that we had was
+// gone. The sign of life comes first: an entry without one is a dead node's.
 func (d *Directory) claim(ctx context.Context, oldEpoch string) (renewed bool, err error) {
 	const op = "announce"
 	o := &d.owner
@@ -121,15 +127,20 @@ func (d *Directory) claim(ctx context.Context, oldEpoch string) (renewed bool, e
 		if try > 0 && !sleep(ctx, time.Duration(min(try, 10))*10*time.Millisecond) {
 			return renewed, ctx.Err()
 		}
+		err = d.beatNow(ctx)
 		var rev uint64
-		if o.revision != 0 {
-			rev, err = d.bucket.put(ctx, key, raw, d.opts.TTL, o.revision)
-		} else {
-			rev, err = d.bucket.create(ctx, key, raw, d.opts.TTL)
+		if err == nil && o.revision != 0 {
+			rev, err = d.bucket.put(ctx, key, raw, d.entryTTL(), o.revision)
+		} else if err == nil {
+			rev, err = d.bucket.create(ctx, key, raw, d.entryTTL())
 		}
 		if err == nil {
-			d.fresh.note(&d.fresh.beat)
-			o.revision = rev
+			if o.revision == 0 || rev < o.entry || o.entry == 0 {
+				d.remember(ctx, rev)
+			}
+			o.revision, o.entry, o.written = rev, rev, time.Now()
+			o.evidence.acked = max(o.evidence.acked, rev)
+			d.pulse.heard()
 			return renewed, nil
 		}
 		if isBucketMissing(err) {
@@ -142,7 +153,7 @@ func (d *Directory) claim(ctx context.Context, oldEpoch string) (renewed bool, e
 		if !isConflict(err) {
 			return renewed, err
 		}
-		e, err := d.bucket.get(ctx, key)
+		value, revision, err := d.bucket.latest(ctx, key)
 		if errors.Is(err, jetstream.ErrKeyNotFound) {
 			renewed, o.revision = o.revision != 0 || renewed, 0
 			continue
@@ -150,15 +161,18 @@ func (d *Directory) claim(ctx context.Context, oldEpoch string) (renewed bool, e
 		if err != nil {
 			return renewed, err
 		}
-		_, epoch, err := registry.DecodeClaim(e.Value())
+		_, epoch, err := registry.DecodeClaim(value)
 		switch {
 		case err != nil:
 			// Nobody's heartbeat looks like this, so it is no claim.
 			d.opts.Logger.Warn("registry entry replaced", "key", key, "error", err)
-		case epoch != o.node.Epoch && (epoch != oldEpoch || oldEpoch == ""):
-			return renewed, &fault.Error{Code: fault.NameTaken, Op: op, Peer: o.node.Name, Detail: "a node with another epoch holds this name"}
+		case epoch == o.node.Epoch || epoch == oldEpoch: // an epoch is never empty
+		default:
+			if err := d.mayReplace(ctx, epoch, value, revision, &renewed); err != nil {
+				return renewed, err
+			}
 		}
-		o.revision = e.Revision()
+		o.revision = revision
 	}
 }
 
@@ -221,7 +235,7 @@ func (d *Directory) DropCache(ctx context.Context, tenant, name string) error {
 		return &fault.Error{Code: fault.NotFound, Op: op, Region: name, Detail: "this node has published no such cache"}
 	}
 	delete(o.caches, key)
-	o.dropped[key] = time.Now().Add(d.cacheTTL())
+	o.dropped[key] = time.Now().Add(d.entryTTL())
 	if err := d.ready(op); err != nil {
 		return err
 	}
@@ -237,7 +251,7 @@ func (d *Directory) publishNode(ctx context.Context, op string) error {
 	if err := d.ready(op); err != nil {
 		return err
 	}
-	if err := d.renew(ctx); err != nil {
+	if err := d.renew(ctx, true); err != nil {
 		if errors.Is(err, fault.ErrNameTaken) {
 			return err
 		}
@@ -254,10 +268,8 @@ func (d *Directory) ready(op string) error {
 	return nil
 }
 
-func (d *Directory) cacheTTL() time.Duration { return cacheTTLs * d.opts.TTL }
-
 func (d *Directory) putCache(ctx context.Context, oc *ownCache) error {
-	if _, err := d.bucket.put(ctx, oc.key, oc.raw, d.cacheTTL(), 0); err != nil {
+	if _, err := d.bucket.put(ctx, oc.key, oc.raw, d.entryTTL(), 0); err != nil {
 		return err
 	}
 	oc.put = time.Now()
@@ -272,9 +284,23 @@ func (d *Directory) dropCache(ctx context.Context, key string) error {
 	return nil
 }
 
-// renew writes the node's entry and notices what the directory lost and who took the name.
-func (d *Directory) renew(ctx context.Context) error {
+// renew gives the sign of life and notices what the directory lost and who took the name. The node's entry itself is written
+// when that is due, when it is not ours as we left it, and when asked for.
+func (d *Directory) renew(ctx context.Context, write bool) error {
 	o := &d.owner
+	if !write && time.Since(o.written) < d.entryTTL()/3 {
+		err := d.beatNow(ctx)
+		if err == nil {
+			var e jetstream.KeyValueEntry
+			if e, err = d.bucket.get(ctx, o.node.Key().String()); err == nil && e.Revision() == o.revision {
+				d.pulse.heard()
+				return nil
+			}
+		}
+		if err != nil && !errors.Is(err, jetstream.ErrKeyNotFound) && !isBucketMissing(err) {
+			return err
+		}
+	}
 	renewed, err := d.claim(ctx, "")
 	if renewed {
 		// Whoever lost our entry lost more: everything is said again, and the view looks at it afresh.
@@ -293,7 +319,7 @@ func (d *Directory) renew(ctx context.Context) error {
 	return err
 }
 
-// heartbeat repeats the node's entry until Close.
+// heartbeat gives this node's sign of life and looks after others until Close.
 func (d *Directory) heartbeat() {
 	next := time.Now().Add(jitter(d.opts.Heartbeat))
 	timer := time.NewTimer(time.Until(next))
@@ -302,6 +328,7 @@ func (d *Directory) heartbeat() {
 		select {
 		case <-timer.C:
 			d.repeat()
+			d.lookAfterOthers()
 			next = time.Now().Add(jitter(d.opts.Heartbeat))
 		case <-d.beat:
 			// Soon, but not at once: after a server's restart all nodes come here together.
@@ -317,6 +344,8 @@ func (d *Directory) heartbeat() {
 
 // repeat is one heartbeat: the node, then the caches that are due.
 func (d *Directory) repeat() {
+	began, err := time.Now(), errDisconnected
+	defer func() { d.health.wrote(began, err, d.opts.Heartbeat) }()
 	if !d.nc.IsConnected() || !d.acquire(d.ctx) {
 		return
 	}
@@ -325,7 +354,7 @@ func (d *Directory) repeat() {
 	if !o.announced || o.lost != nil {
 		return
 	}
-	err := d.renew(d.ctx)
+	err = d.renew(d.ctx, false)
 	if err == nil {
 		err = d.repeatCaches()
 	}
@@ -354,7 +383,7 @@ func (d *Directory) repeatCaches() error {
 		}
 	}
 	for _, oc := range o.caches {
-		if now.Sub(oc.put) < d.cacheTTL()/3 {
+		if now.Sub(oc.put) < d.entryTTL()/3 {
 			continue
 		}
 		if err := d.putCache(d.ctx, oc); err != nil {
@@ -383,6 +412,9 @@ func (d *Directory) withdraw(ctx context.Context) error {
 		return fault.New(fault.RegistryUnavailable, op, "the entries were not withdrawn; they expire in %s", d.opts.TTL)
 	}
 	err := d.withdrawNode(ctx)
+	if err == nil {
+		err = d.bucket.remove(ctx, beatKey(o.node.Name, o.node.Epoch), 0)
+	}
 	for _, oc := range o.caches {
 		if err == nil {
 			err = d.bucket.remove(ctx, oc.key, 0)
@@ -403,17 +435,17 @@ func (d *Directory) withdrawNode(ctx context.Context) error {
 	if !isConflict(err) {
 		return err
 	}
-	e, err := d.bucket.get(ctx, key)
+	value, revision, err := d.bucket.latest(ctx, key)
 	if errors.Is(err, jetstream.ErrKeyNotFound) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	if _, epoch, err := registry.DecodeClaim(e.Value()); err != nil || epoch != o.node.Epoch {
+	if _, epoch, err := registry.DecodeClaim(value); err != nil || epoch != o.node.Epoch {
 		return nil
 	}
-	return d.bucket.remove(ctx, key, e.Revision())
+	return d.bucket.remove(ctx, key, revision)
 }
 
 // atOp names the operation in an error of the pure package, which knows none.

@@ -72,7 +72,7 @@ func (f *follower) watch() error {
 	}
 	// The watch lives as long as its context, so only its making is bounded here.
 	bound := time.AfterFunc(requestTimeout, cancel)
-	w, err := f.bucket.kv.WatchAll(ctx)
+	w, err := f.bucket.kv.WatchFiltered(ctx, f.watched())
 	if !bound.Stop() && err == nil {
 		err = context.DeadlineExceeded
 	}
@@ -84,8 +84,8 @@ func (f *follower) watch() error {
 	}
 
 	f.feed.BeginSync()
-	// Any live node writes at least every TTL, so a watch that shows nothing for that long either has nothing to
-	// show, and is cheap to make again, or hangs on a bucket that is no more.
+	// This node's own heartbeats come back through the watch, so one that shows nothing for a TTL is either that of a process
+	// without a node, and is cheap to make again, or hangs on a bucket that is no more.
 	tick := time.NewTicker(f.opts.TTL / 2)
 	defer tick.Stop()
 	last := time.Now()
@@ -97,6 +97,9 @@ func (f *follower) watch() error {
 			}
 			last = time.Now()
 			f.fresh.note(&f.fresh.heard)
+			if e != nil && isBeat(e.Key()) {
+				continue
+			}
 			if e == nil {
 				f.feed.EndSync(last.Add(f.opts.TTL))
 				if f.stale {

@@ -107,7 +107,7 @@ def test_registry_of_the_other_host(
     """Over TLS: the certificates name the nodes, whatever addresses they are dialed by."""
     near, far = hosts
     certs = Certificates(tmp_path / "certs", "ca/n0=n0", "ca/n1=n1")
-    more = [*certs.flags("ca/n0", "--tls-lanes"), "--nats-listen", f"{INTERFACE}:0"]
+    more = [*certs.flags("ca/n0", "--tls-lanes"), "--insecure-nats", "--nats-listen", f"{INTERFACE}:0"]
     first = daemon("n0", "--listen", INTERFACE, *more, prefix=near.prefix)
     more = [*certs.flags("ca/n1", "--tls-lanes"), "--nats", first.info["nats_url"]]
     second = daemon("n1", "--listen", INTERFACE, *more, prefix=far.prefix)

@@ -37,6 +37,9 @@ func (as authorities) get(name string) *certtest.Authority {
 }
 
 func (as authorities) write(dir, arg string) error {
+	if accounts, isAccounts := strings.CutPrefix(arg, "nats:"); isAccounts {
+		return writeAccounts(dir, accounts)
+	}
 	place, what, ok := strings.Cut(arg, "=")
 	name, _, ok2 := strings.Cut(place, "/")
 	if !ok || !ok2 {
