@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 
+	"github.com/kvxfer/kvxfer/cmd/kvxfer/internal/benchcmd"
 	"github.com/kvxfer/kvxfer/cmd/kvxfer/internal/tracecmd"
 )
 
@@ -20,6 +21,7 @@ type action struct {
 var actions = []action{
 	{"serve", "[flags]", "run this host's daemon", serve},
 	{"trace", "list|show", "look at traces in trace files", tracecmd.Run},
+	{"bench", "copy|tcp|shm", "measure transfers beside this machine's limits", benchcmd.Run},
 	{"version", "[--json]", "say which build this is", printVersion},
 }
 
