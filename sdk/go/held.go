@@ -119,13 +119,8 @@ func (h *held[T]) leaving(fe *fault.Error) error {
 	return newError(&e, h.Released(), h.Blocks())
 }
 
-// await waits for ch, until ctx ends or the thing's own deadline is well over.
+// await waits for ch or the end of the thing itself, which its own deadline bounds, or until ctx ends.
 func (h *held[T]) await(ctx context.Context, ch <-chan struct{}) *fault.Error {
-	select {
-	case <-ch:
-		return nil
-	default:
-	}
 	h.mu.Lock()
 	own := !h.deadline.IsZero()
 	h.mu.Unlock()
@@ -134,11 +129,29 @@ func (h *held[T]) await(ctx context.Context, ch <-chan struct{}) *fault.Error {
 		ctx, cancel = bounded(ctx, defaultWait)
 		defer cancel()
 	}
+	select { // what is there already counts, also for a context that has ended
+	case <-ch:
+		return nil
+	case <-h.done:
+		return nil
+	default:
+	}
 	select {
 	case <-ch:
 		return nil
+	case <-h.done:
+		return nil
 	case <-ctx.Done():
 		return ended(ctx, h.op, "still pending when the wait ended")
+	}
+}
+
+// layerSpan notes in the span that a layer came or went.
+func (h *held[T]) layerSpan(layer int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.span != nil {
+		h.span.layer(layer)
 	}
 }
 
