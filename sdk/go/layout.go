@@ -102,7 +102,9 @@ func (l Layout) Planes() int {
 
 // PlaneBlockBytes is the size in bytes of a block in one plane of one layer. It and the sizes below are those of a layout
 // that Validate accepts.
-func (l Layout) PlaneBlockBytes() int { return l.KVHeads * l.HeadDim * l.BlockTokens * l.ElementBytes() }
+func (l Layout) PlaneBlockBytes() int {
+	return l.KVHeads * l.HeadDim * l.BlockTokens * l.ElementBytes()
+}
 
 // PieceBytes is the size in bytes of a block in all planes of one layer.
 func (l Layout) PieceBytes() int { return l.Planes() * l.PlaneBlockBytes() }
