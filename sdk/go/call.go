@@ -63,7 +63,7 @@ func again(fe *fault.Error, op string) *fault.Error {
 	return &e
 }
 
-// ended is the error of a caller whose context has ended. Its cause is the context's error, so that errors.Is finds it.
-func ended(ctx context.Context, op, detail string) *fault.Error {
+// contextEnded is the error of a caller whose context has ended. Its cause is the context's error, so that errors.Is finds it.
+func contextEnded(ctx context.Context, op, detail string) *fault.Error {
 	return &fault.Error{Code: codeOfContext(ctx, fault.DeadlineExceeded), Op: op, Detail: detail, Err: ctx.Err()}
 }

@@ -129,7 +129,7 @@ func (c *connection) lostError() *fault.Error {
 // nothing of the request goes on.
 func (c *connection) request(ctx context.Context, r request) (fe *fault.Error, answered bool) {
 	if ctx.Err() != nil {
-		return ended(ctx, r.op, "the context had ended before the call"), true
+		return contextEnded(ctx, r.op, "the context had ended before the call"), true
 	}
 	call, fe := c.submit(r)
 	if fe != nil {
@@ -139,7 +139,7 @@ func (c *connection) request(ctx context.Context, r request) (fe *fault.Error, a
 	case <-call.done:
 	case <-ctx.Done():
 		if c.abandon(call) {
-			return ended(ctx, r.op, "the daemon did not answer in time"), false
+			return contextEnded(ctx, r.op, "the daemon did not answer in time"), false
 		}
 		<-call.done // the answer is here, and onOK, which never blocks, is about to end
 	}

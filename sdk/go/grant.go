@@ -103,7 +103,7 @@ func (g *grant[T]) Revoke(ctx context.Context) error {
 	case fe := <-unfenced:
 		return g.leaving(again(fe, op))
 	case <-ctx.Done():
-		return g.leaving(ended(ctx, op, "not fenced yet: the memory is HELD"))
+		return g.leaving(contextEnded(ctx, op, "not fenced yet: the memory is HELD"))
 	}
 }
 
@@ -170,7 +170,7 @@ func (g *grant[T]) Renew(ctx context.Context, ttl time.Duration) error {
 		}
 		return g.leaving(again(fe, op))
 	case <-ctx.Done():
-		return g.leaving(ended(ctx, op, "the daemon did not answer in time"))
+		return g.leaving(contextEnded(ctx, op, "the daemon did not answer in time"))
 	}
 }
 

@@ -79,7 +79,7 @@ func (g *grantedLeases) wait(ctx context.Context, s *session, op, id string) (gr
 		defer g.mu.Unlock()
 		return nil, again(g.why, op)
 	case <-ctx.Done():
-		return nil, ended(ctx, op, "the daemon has not told of that lease")
+		return nil, contextEnded(ctx, op, "the daemon has not told of that lease")
 	}
 }
 

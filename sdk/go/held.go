@@ -32,7 +32,7 @@ type Ended interface {
 type held[T any] struct {
 	sess      *session
 	op        string
-	place     string // the name of the cache or region; "" where it is on other nodes
+	place     string   // the name of the cache or region; "" where it is on other nodes
 	ids       []uint32 // the block ids; nil of raw memory
 	guarantee string
 	self      Ended
@@ -103,7 +103,7 @@ func (h *held[T]) WaitReleased(ctx context.Context) error {
 	case <-h.freed:
 		return nil
 	case <-ctx.Done():
-		return h.leaving(ended(ctx, h.op+".released", "not fenced yet: the memory is HELD"))
+		return h.leaving(contextEnded(ctx, h.op+".released", "not fenced yet: the memory is HELD"))
 	}
 }
 
@@ -142,7 +142,7 @@ func (h *held[T]) await(ctx context.Context, ch <-chan struct{}) *fault.Error {
 	case <-h.done:
 		return nil
 	case <-ctx.Done():
-		return ended(ctx, h.op, "still pending when the wait ended")
+		return contextEnded(ctx, h.op, "still pending when the wait ended")
 	}
 }
 
@@ -219,7 +219,7 @@ func (h *held[T]) end(v *T, fe *fault.Error) bool {
 		h.timer.Stop()
 	}
 	if !h.quiet {
-		h.sess.completed.add(h.self)
+		h.sess.client.completed.add(h.self)
 	}
 	close(h.done)
 	h.mu.Unlock()

@@ -59,6 +59,9 @@ func (r *registered) Guarantee() string {
 	return r.guarantee
 }
 
+// isAdopted says whether others may get the memory when it is given back.
+func (m *memory) isAdopted() bool { return m.claim != nil }
+
 func (r *registered) base() *registered { return r }
 
 func (r *registered) keepOnly([]uint32) {}

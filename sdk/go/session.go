@@ -35,8 +35,7 @@ type transferHandle interface {
 // then its daemon may still touch it.
 type session struct {
 	conn      *connection
-	completed *completed
-	spans     *spans
+	client    *Client // who reports what has ended, and sends spans
 	hello     wire.Hello // the daemon's
 
 	mu        sync.Mutex // never held while a handle is called
@@ -46,8 +45,8 @@ type session struct {
 	caches    map[uint64]*Cache
 }
 
-func newSession(conn *connection, done *completed, sp *spans) *session {
-	return &session{conn: conn, completed: done, spans: sp, leases: map[uint64]grantHandle{}, transfers: map[uint64]transferHandle{},
+func newSession(conn *connection, c *Client) *session {
+	return &session{conn: conn, client: c, leases: map[uint64]grantHandle{}, transfers: map[uint64]transferHandle{},
 		asked: map[transferHandle]struct{}{}, caches: map[uint64]*Cache{}}
 }
 
@@ -158,6 +157,15 @@ func (s *session) fenced(place string) {
 	if !s.conn.alive() {
 		s.conn.lookAgain()
 	}
+}
+
+// endSpan takes a finished span.
+func (s *session) endSpan(sp *span, fe *fault.Error) {
+	var err error
+	if fe != nil {
+		err = fe
+	}
+	s.client.endSpan(sp, err)
 }
 
 // The connection's listener.
