@@ -1,4 +1,5 @@
-// Command gen writes what is generated from the error table: Go constants, Python exceptions and docs/errors.md.
+// Command gen writes what is generated from the error table: Go constants, the sentinels of the Go SDK,
+// Python exceptions and docs/errors.md.
 // Run it through `go generate ./internal/fault`.
 package main
 
