@@ -305,11 +305,13 @@ int main(int argc, char **argv) {
         if (getppid() != parent) _exit(1);
         for (int i = 0; i < MAX_LANES; i++) close(ends[0][i]);
         touch();
+        if (say(ends[1][0]) != 0) _exit(1);
         for (uintptr_t i = 1; i < MAX_LANES; i++)
             if (pthread_create(&t, NULL, serve, (void *)i) != 0) _exit(1);
         serve((void *)0);
     }
     for (int i = 0; i < MAX_LANES; i++) close(ends[1][i]);
+    if (hear(ends[0][0]) != 0) die("the second process does not begin"); // it has touched the memory, which it shares
     for (uint32_t i = 2; i <= MAX_LANES; i++) {
         pthread_barrier_init(&begin[i], NULL, i);
         pthread_barrier_init(&end[i], NULL, i);
