@@ -18,7 +18,8 @@ from daemon import BINARY, PATIENCE, command, until
 
 FIELDS = {
     "bench", "case", "op", "blocks", "block_bytes", "samples", "median_s", "gbps",
-    "limit_gbps", "limit_how", "ratio", "contiguous_gbps", "submit_us_p50", "submit_us_p99", "cpu_s_per_gb", "rss_bytes",
+    "limit_gbps", "limit_how", "ratio", "contiguous_gbps",
+    "submit_us_p50", "submit_us_p99", "cpu_s_per_gb", "rss_bytes",
 }  # fmt: skip
 OF_TRANSFERS = {"submit_us_p50", "submit_us_p99", "cpu_s_per_gb", "rss_bytes"}
 OF_LIMITS = {"limit_gbps", "limit_how", "ratio", "contiguous_gbps"}

@@ -51,6 +51,7 @@ func (r *run) copiesOf(ctx context.Context, c Case, add func(Record)) error {
 		}
 		r.seed++
 		fill(g.src, g.from, c.BlockBytes, r.seed)
+		g.round()
 		for range count {
 			own = append(own, g.round())
 		}
@@ -58,14 +59,14 @@ func (r *run) copiesOf(ctx context.Context, c Case, add func(Record)) error {
 			return err
 		}
 		for k, w := range all {
-			s, err := l.run(w, "list", count)
+			s, err := l.warm(w, "list", count)
 			if err != nil {
 				return err
 			}
 			took[k] = append(took[k], s...)
 		}
 		if l != nil {
-			s, err := l.run(line, "line", 1)
+			s, err := l.warm(line, "line", 1)
 			if err != nil {
 				return err
 			}

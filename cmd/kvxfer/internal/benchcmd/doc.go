@@ -3,8 +3,8 @@
 //
 // Terms. A case is a list: how many blocks, of how many bytes. Its blocks are every second one of a cache, in an order of
 // their own on each side. A round is a volley of transfers of new contents, then the limit, then the contiguous stream, one
-// after the other, each about 10 ms or one go: what else the machine does in the meantime meets all three, so that their
-// ratio means something where the speeds alone would not. The limit is the same list moved by the program of limit.c, in
+// after the other, each short and after a go that does not count: what else the machine does in the meantime meets all
+// three, so that their ratio means something where the speeds alone would not, and all three are warm. The limit is the same list moved by the program of limit.c, in
 // the way that was fastest of all that it has when it tried them. The local side starts a transfer, the remote one leases.
 //
 // Decisions.

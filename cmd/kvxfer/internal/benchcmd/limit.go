@@ -139,29 +139,38 @@ func (l *limit) run(w way, what string, rounds int) ([]time.Duration, error) {
 	return out, nil
 }
 
+// warm is run after a round that does not count.
+func (l *limit) warm(w way, what string, rounds int) ([]time.Duration, error) {
+	s, err := l.run(w, what, rounds+1)
+	if err != nil {
+		return nil, err
+	}
+	return s[1:], nil
+}
+
 // check has the program compare what arrived.
 func (l *limit) check(what string) error {
 	_, err := l.ask("check " + what)
 	return err
 }
 
-// tries is how often each way is tried before one is taken; the first try warms up and does not count.
-const tries = 6
+// tries is how often each way is tried before one is taken.
+const tries = 5
 
 // best tries every way and returns the one with the least median.
 func (l *limit) best(all []way, what string) (way, error) {
 	var out way
-	least := 0.0
+	fastest := 0.0
 	for _, w := range all {
-		s, err := l.run(w, what, tries)
+		s, err := l.warm(w, what, tries)
 		if err != nil {
 			return way{}, err
 		}
 		if err := l.check(what); err != nil {
 			return way{}, fmt.Errorf("%s: %w", w.name, err)
 		}
-		if m := median(s[1:]); out.verb == "" || m < least {
-			out, least = w, m
+		if m := median(s); out.verb == "" || m < fastest {
+			out, fastest = w, m
 		}
 	}
 	return out, nil

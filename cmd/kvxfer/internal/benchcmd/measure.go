@@ -25,19 +25,22 @@ type run struct {
 // leastRounds is how many rounds a case gets, however slow they are.
 const leastRounds = 3
 
-// roundTime is about how long each part of a round lasts: long enough that the parts of a round see the same machine, and
-// short enough that what else the machine does meets all of them.
-const roundTime = 10 * time.Millisecond
+// partTime is about how long each part of a round lasts: short enough that what else the machine does meets all of them.
+const partTime = 20 * time.Millisecond
 
-// most is the most transfers that a part of a round makes.
-const most = 64
+// A part of a round is least to most transfers, after one that does not count: it finds the caches as the part before left
+// them, and processes that have slept.
+const (
+	least = 2
+	most  = 64
+)
 
-// repeats is how often something that takes so long is done in a part of a round.
+// repeats is how many of those that take so long are a part of a round.
 func repeats(took time.Duration) int {
 	if took <= 0 {
 		return most
 	}
-	return int(min(max(roundTime/took, 1), most))
+	return int(min(max(partTime/took, least), most))
 }
 
 // transfers measures all cases through two daemons.
@@ -89,16 +92,13 @@ func (r *run) transfersOf(ctx context.Context, p *pair, c Case, add func(Record)
 // other, so that all three see the same machine.
 func (r *run) transfersBy(ctx context.Context, p *pair, l *limit, c Case, op string) (*samples, error) {
 	s := &samples{}
-	if err := r.volley(p, c, op, leastRounds, &samples{}); err != nil { // connections are made, pages touched
+	first := &samples{} // connections are made, pages touched
+	if err := r.volley(p, c, op, leastRounds, first); err != nil {
 		return nil, err
 	}
-	warm := &samples{}
-	if err := r.volley(p, c, op, leastRounds, warm); err != nil {
-		return nil, err
-	}
-	count := repeats(time.Duration(median(warm.moved) * float64(time.Second)))
+	count := repeats(time.Duration(median(first.moved) * float64(time.Second)))
 	var list, line way
-	limitCount := 1
+	limitCount := 0
 	if l != nil {
 		var err error
 		if list, err = l.best(ways(r.bench, op, c), "list"); err != nil {
@@ -107,7 +107,7 @@ func (r *run) transfersBy(ctx context.Context, p *pair, l *limit, c Case, op str
 		if line, err = l.best(lines(r.bench, op), "line"); err != nil {
 			return nil, err
 		}
-		took, err := l.run(list, "list", leastRounds)
+		took, err := l.warm(list, "list", leastRounds)
 		if err != nil {
 			return nil, err
 		}
@@ -125,12 +125,12 @@ func (r *run) transfersBy(ctx context.Context, p *pair, l *limit, c Case, op str
 		if l == nil {
 			continue
 		}
-		took, err := l.run(list, "list", limitCount)
+		took, err := l.warm(list, "list", limitCount)
 		if err != nil {
 			return nil, err
 		}
 		s.limit = append(s.limit, took...)
-		if took, err = l.run(line, "line", 1); err != nil {
+		if took, err = l.warm(line, "line", 1); err != nil {
 			return nil, err
 		}
 		s.line = append(s.line, took...)
@@ -145,11 +145,14 @@ func (r *run) transfersBy(ctx context.Context, p *pair, l *limit, c Case, op str
 	return s, err
 }
 
-// volley makes count transfers of new contents, and compares what arrived.
+// volley makes count transfers of new contents, after one that does not count, and compares what arrived.
 func (r *run) volley(p *pair, c Case, op string, count int, s *samples) error {
 	r.seed++
 	from, to := p.ends(op)
 	if _, err := from.ask(request{Do: "fill", Seed: r.seed}); err != nil {
+		return err
+	}
+	if _, err := p.move(op, r.bench); err != nil {
 		return err
 	}
 	before, err := p.cpu()
