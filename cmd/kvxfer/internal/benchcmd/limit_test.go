@@ -43,14 +43,18 @@ func TestLimitProgram(t *testing.T) {
 				}
 			}
 		}
-		for _, op := range []string{"write", "read"} {
-			w, err := l.best(lines("tcp", op), "line")
-			require.NoError(t, err)
-			assert.Equal(t, "4x1", w.name)
-		}
 		// What was compared is cleared, so bytes that did not move are not taken for those that did before.
 		assert.ErrorContains(t, l.check("list"), "is not what was sent")
 	}
+	l := begin(Case{1, 8})
+	for _, w := range append(lines("copy", "copy"), lines("tcp", "write")[0], lines("tcp", "read")[0]) {
+		_, err := l.run(w, "line", 1)
+		require.NoError(t, err, w.name)
+		require.NoError(t, l.check("line"), w.name)
+	}
+	best, err := l.best(ways("tcp", "read", Case{1, 8}), "list")
+	require.NoError(t, err)
+	assert.Equal(t, "1x16", best.name, "one piece can go one way alone")
 	for command, want := range map[string]string{
 		"copy list 5 0 1": "lanes 1..4", "write list 1 0 1": "pieces a call 1..1024", "read list 1 1025 1": "pieces a call 1..1024",
 		"copy list 1 0 0": "rounds 1..", "fly list 1 1 1": "no such command", "copy all 1 1 1": "list or line", "copy": "list or line",
