@@ -20,7 +20,7 @@ const (
 	parentText = "00-" + traceText + "-b7ad6b7169203331-01"
 )
 
-func contextEnded(t *testing.T, s *span, err error) wire.ClientSpan {
+func ended(t *testing.T, s *span, err error) wire.ClientSpan {
 	t.Helper()
 	var q spans
 	require.True(t, q.end(s, err))
