@@ -9,7 +9,8 @@
 // LIST is a file of {offset in src, offset in dst, length}, three little-endian uint64 a piece. src and dst are shared
 // memory objects with every page touched, as kvxfer's caches are. It says "ready" and then takes a command a line:
 //
-//   copy  WHAT LANES STREAM ROUNDS   copy by LANES threads; STREAM 1: stores that pass the caches
+//   copy  WHAT LANES STREAM ROUNDS   copy by LANES threads; STREAM 1: stores that pass the caches, where
+//                                    the compiler has SSE2, else memcpy
 //   write WHAT LANES IOVS ROUNDS     writev here, readv in a second process, over LANES connections of loop-back TCP,
 //   read  WHAT LANES IOVS ROUNDS     or the other way round; at most IOVS pieces a call
 //   check WHAT                       compare dst with src, then clear dst
