@@ -90,6 +90,10 @@ func Run(args []string, stdout, stderr io.Writer) int {
 	if err == nil && out != "" {
 		err = writeFile(out, records)
 	}
+	if n := disturbed(records); n > 0 {
+		fmt.Fprintf(stderr, "bench %s: during %d of %d measurements others used more than %.0f%% of the processors (other_cpu): these say little\n",
+			r.bench, n, len(records), 100*busyEnough)
+	}
 	if len(records) > 0 { // also those of a run that failed later
 		if c.JSON {
 			code = c.PrintJSON(records)
@@ -102,6 +106,16 @@ func Run(args []string, stdout, stderr io.Writer) int {
 		return c.Fail(err)
 	}
 	return code
+}
+
+// disturbed counts the records that were measured while others used the processors.
+func disturbed(records []Record) (n int) {
+	for _, r := range records {
+		if r.OtherCPU > busyEnough {
+			n++
+		}
+	}
+	return n
 }
 
 func writeFile(path string, records []Record) error {

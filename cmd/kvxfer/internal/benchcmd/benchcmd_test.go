@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"syscall"
 	"testing"
 	"time"
@@ -113,4 +114,21 @@ func TestEnvironment(t *testing.T) {
 	assert.NotContains(t, env, "KVXFER_LANES=1")
 	assert.NotContains(t, env, "OTEL_EXPORTER_OTLP_ENDPOINT=http://collector:4318")
 	assert.Contains(t, env, "HOME=/somewhere")
+}
+
+func TestOthers(t *testing.T) {
+	from, err := look(nil, nil)
+	require.NoError(t, err)
+	assert.Positive(t, from.all)
+	assert.Positive(t, from.ours)
+	cores, second := time.Duration(runtime.NumCPU()), time.Second
+	at := func(all, ours time.Duration) instant {
+		return instant{at: from.at.Add(10 * second), all: from.all + all, ours: from.ours + ours}
+	}
+	assert.Zero(t, others(from, at(4*second, 4*second)))
+	assert.Zero(t, others(from, at(4*second, 4*second+time.Millisecond)), "ticks are coarse")
+	assert.InDelta(t, 0.25, others(from, at(4*second+cores*5*second/2, 4*second)), 1e-9)
+	assert.Equal(t, 1, disturbed([]Record{{OtherCPU: 0.1}, {OtherCPU: 0.2}}))
+	_, err = clockOf(1<<22 + 1) // above every process number
+	assert.Error(t, err)
 }

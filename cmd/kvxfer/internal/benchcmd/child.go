@@ -12,8 +12,6 @@ import (
 	"strings"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // patience bounds every wait for a child: nothing that works takes anywhere near it.
@@ -105,15 +103,13 @@ func (c *child) ended() error {
 	return fmt.Errorf("%s ended%s", c.name, c.tail())
 }
 
-// cpu is the time that the child's threads have run, those that ended included, in the kernel's nanoseconds: the clock of
-// another process, as clock_getcpuclockid makes it.
+// cpu is the processor time that the child has used.
 func (c *child) cpu() (time.Duration, error) {
-	const scheduled = 2
-	var t unix.Timespec
-	if err := unix.ClockGettime(int32(^c.cmd.Process.Pid<<3|scheduled), &t); err != nil {
-		return 0, fmt.Errorf("the processor time of %s: %w", c.name, err)
+	t, err := clockOf(c.cmd.Process.Pid)
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", c.name, err)
 	}
-	return time.Duration(t.Nano()), nil
+	return t, nil
 }
 
 // rss is the child's resident memory in bytes without shared memory objects: those are its clients' caches.

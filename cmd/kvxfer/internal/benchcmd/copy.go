@@ -44,6 +44,10 @@ func (r *run) copiesOf(ctx context.Context, c Case, add func(Record)) error {
 	count := repeats(min(g.round(), g.round()))
 	took := make([][]time.Duration, len(all))
 	var own, lineTook []time.Duration
+	before, err := look(nil, l)
+	if err != nil {
+		return err
+	}
 	begun := time.Now()
 	for i := 0; i < r.rounds && (i < leastRounds || time.Since(begun) < r.limit); i++ {
 		if err := ctx.Err(); err != nil {
@@ -73,7 +77,11 @@ func (r *run) copiesOf(ctx context.Context, c Case, add func(Record)) error {
 			lineTook = append(lineTook, s...)
 		}
 	}
-	best := samples{line: lineTook}
+	after, err := look(nil, l)
+	if err != nil {
+		return err
+	}
+	best := samples{line: lineTook, others: others(before, after)}
 	for k, w := range all {
 		if best.limit == nil || median(took[k]) < median(best.limit) {
 			best.limit, best.limitHow = took[k], w.name

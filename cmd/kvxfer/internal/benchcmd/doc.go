@@ -16,6 +16,8 @@
 //   - The limits are C, compiled where they run: the limit must not have the costs of Go that it is there to show.
 //   - `bench copy` starts no daemon. shm's own copy loop is linked into providers alone; Go's copy stands for what Go
 //     reaches without one.
+//   - Others on the machine cannot be kept away, so how much of it they used is a field, and much of it is warned of. It
+//     bends ratios too: the limit has fewer threads than two daemons, and so a smaller share of a busy processor.
 //   - The daemons and clients are this binary, as child processes that the kernel kills with this one.
 //
 // Invariants, each with the test that holds it:
@@ -25,6 +27,7 @@
 //   - each way of the limit's program moves every byte, and it says what is wrong with a command: TestLimitProgram
 //   - medians and percentiles are values that were measured: TestQuantile
 //   - what was not measured is null and "-", never a number: TestReport
+//   - what this run itself uses is not taken for what others do: TestOthers
 //   - wrong usage is refused with exit code 2 and the allowed values: TestUsage
 //   - children end with the run, and a child that fails is quoted: TestChild
 //   - both kinds of transfer through real daemons, all fields, an interrupted run leaves nothing: test/integration test_bench.py

@@ -7,7 +7,8 @@
 //   limit LIST SRC_BYTES DST_BYTES
 //
 // LIST is a file of {offset in src, offset in dst, length}, three little-endian uint64 a piece. src and dst are shared
-// memory objects with every page touched, as kvxfer's caches are. It says "ready" and then takes a command a line:
+// memory objects with every page touched, as kvxfer's caches are. It says "ready" and the second
+// process's number, and then takes a command a line:
 //
 //   copy  WHAT LANES STREAM ROUNDS   copy by LANES threads; STREAM 1: stores that pass the caches, where
 //                                    the compiler has SSE2, else memcpy
@@ -319,7 +320,7 @@ int main(int argc, char **argv) {
     }
     for (uintptr_t i = 1; i < MAX_LANES; i++)
         if (pthread_create(&t, NULL, help, (void *)i) != 0) die("no thread: %s", strerror(errno));
-    printf("ready\n");
+    printf("ready %d\n", (int)other);
     fflush(stdout);
     for (char line[256]; fgets(line, sizeof line, stdin) != NULL; fflush(stdout)) {
         char verb[16], what[16];

@@ -75,6 +75,7 @@ func lines(bench, op string) []way {
 // limit is a running program of limit.c with one list.
 type limit struct {
 	child *child
+	other int // its second process
 	out   *bufio.Reader
 }
 
@@ -90,7 +91,11 @@ func startLimit(ctx context.Context, binary, dir string, c Case) (*limit, error)
 		return nil, err
 	}
 	l := &limit{child: ch, out: bufio.NewReader(ch.out)}
-	if _, err := l.answer(); err != nil {
+	s, err := l.answer()
+	if err == nil {
+		l.other, err = strconv.Atoi(strings.TrimPrefix(s, "ready "))
+	}
+	if err != nil {
 		l.close()
 		return nil, err
 	}
@@ -174,6 +179,16 @@ func (l *limit) best(all []way, what string) (way, error) {
 		}
 	}
 	return out, nil
+}
+
+// cpu is the processor time of both processes.
+func (l *limit) cpu() (time.Duration, error) {
+	one, err := l.child.cpu()
+	if err != nil {
+		return 0, err
+	}
+	two, err := clockOf(l.other)
+	return one + two, err
 }
 
 func (l *limit) close() {

@@ -114,6 +114,10 @@ func (r *run) transfersBy(ctx context.Context, p *pair, l *limit, c Case, op str
 		limitCount = repeats(time.Duration(median(took) * float64(time.Second)))
 		s.limitHow = list.name
 	}
+	before, err := look(p, l)
+	if err != nil {
+		return nil, err
+	}
 	begun := time.Now()
 	for i := 0; i < r.rounds && (i < leastRounds || time.Since(begun) < r.limit); i++ {
 		if err := ctx.Err(); err != nil {
@@ -135,12 +139,16 @@ func (r *run) transfersBy(ctx context.Context, p *pair, l *limit, c Case, op str
 		}
 		s.line = append(s.line, took...)
 	}
+	after, err := look(p, l)
+	if err != nil {
+		return nil, err
+	}
+	s.others = others(before, after)
 	if l != nil {
 		if err := l.check("list"); err != nil {
 			return nil, err
 		}
 	}
-	var err error
 	s.rss, err = p.rss()
 	return s, err
 }

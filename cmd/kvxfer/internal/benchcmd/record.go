@@ -26,6 +26,7 @@ type Record struct {
 	SubmitP99     *float64 `json:"submit_us_p99"`
 	CPUSecondsPGB *float64 `json:"cpu_s_per_gb"` // of both daemons and both clients
 	RSSBytes      *uint64  `json:"rss_bytes"`    // of both daemons, without the clients' memory that they map
+	OtherCPU      float64  `json:"other_cpu"`    // share of all processors that others than this run used meanwhile, 0 to 1
 }
 
 // samples are what one case and operation gave.
@@ -35,6 +36,7 @@ type samples struct {
 	limitHow      string
 	cpu           time.Duration
 	rss           uint64
+	others        float64
 }
 
 // lineBytes is how much the contiguous stream of limit.c moves in a round.
@@ -43,7 +45,7 @@ const lineBytes = 64 << 20
 func record(bench string, c Case, op string, s *samples) Record {
 	m := median(s.moved)
 	r := Record{Bench: bench, Case: c.Name(), Op: op, Blocks: c.Blocks, BlockBytes: c.BlockBytes, Samples: len(s.moved),
-		MedianS: *rounded(m, 4), GBps: *rounded(float64(c.Bytes())/m/1e9, 4), LimitGBps: rate(c.Bytes(), s.limit), ContigGBps: rate(lineBytes, s.line)}
+		MedianS: *rounded(m, 4), GBps: *rounded(float64(c.Bytes())/m/1e9, 4), LimitGBps: rate(c.Bytes(), s.limit), ContigGBps: rate(lineBytes, s.line), OtherCPU: *rounded(s.others, 2)}
 	if r.LimitGBps != nil {
 		r.LimitHow = &s.limitHow
 		r.Ratio = rounded(median(s.limit)/m, 3)
@@ -58,7 +60,7 @@ func record(bench string, c Case, op string, s *samples) Record {
 
 // table is the report for people.
 func table(records []Record) string {
-	t := command.NewTable("CASE", "OP", "MEDIAN", "GB/S", "LIMIT", "RATIO", "CONTIGUOUS", "SUBMIT P50", "P99", "CPU S/GB", "RSS", "LIMIT BY")
+	t := command.NewTable("CASE", "OP", "MEDIAN", "GB/S", "LIMIT", "RATIO", "CONTIGUOUS", "SUBMIT P50", "P99", "CPU S/GB", "RSS", "OTHERS", "LIMIT BY")
 	for _, r := range records {
 		how, rss := "", ""
 		if r.LimitHow != nil {
@@ -68,7 +70,7 @@ func table(records []Record) string {
 			rss = command.Bytes(*r.RSSBytes)
 		}
 		t.Row(r.Case, r.Op, shown(r.MedianS), number(&r.GBps), number(r.LimitGBps), number(r.Ratio), number(r.ContigGBps),
-			micros(r.SubmitP50), micros(r.SubmitP99), number(r.CPUSecondsPGB), rss, how)
+			micros(r.SubmitP50), micros(r.SubmitP99), number(r.CPUSecondsPGB), rss, fmt.Sprintf("%.0f%%", 100*r.OtherCPU), how)
 	}
 	return t.String()
 }

@@ -36,7 +36,7 @@ func TestQuantile(t *testing.T) {
 func TestReport(t *testing.T) {
 	c := Case{1024, 16 << 10}
 	full := record("tcp", c, "write", &samples{moved: []time.Duration{4 * time.Millisecond}, submit: []time.Duration{20 * time.Microsecond},
-		limit: []time.Duration{3 * time.Millisecond}, line: []time.Duration{8 * time.Millisecond}, limitHow: "4x256", cpu: 10 * time.Millisecond, rss: 40 << 20})
+		limit: []time.Duration{3 * time.Millisecond}, line: []time.Duration{8 * time.Millisecond}, limitHow: "4x256", cpu: 10 * time.Millisecond, rss: 40 << 20, others: 0.123})
 	bare := record("copy", Case{1, 8}, "go-1", &samples{moved: []time.Duration{40 * time.Nanosecond}})
 	b, err := json.MarshalIndent([]Record{full, bare}, "", " ")
 	require.NoError(t, err)
@@ -57,7 +57,8 @@ func TestReport(t *testing.T) {
   "submit_us_p50": 20,
   "submit_us_p99": 20,
   "cpu_s_per_gb": 0.596,
-  "rss_bytes": 41943040
+  "rss_bytes": 41943040,
+  "other_cpu": 0.12
  },
  {
   "bench": "copy",
@@ -75,12 +76,13 @@ func TestReport(t *testing.T) {
   "submit_us_p50": null,
   "submit_us_p99": null,
   "cpu_s_per_gb": null,
-  "rss_bytes": null
+  "rss_bytes": null,
+  "other_cpu": 0
  }
 ]`, string(b))
-	assert.Equal(t, `CASE        OP     MEDIAN  GB/S  LIMIT  RATIO  CONTIGUOUS  SUBMIT P50  P99    CPU S/GB  RSS       LIMIT BY
-1024x16KiB  write  4 ms    4.19  5.59   0.75   8.39        20 us       20 us  0.60      40.0 MiB  4x256
-1x8B        go-1   40 ns   0.20  -      -      -           -           -      -         -         -
+	assert.Equal(t, `CASE        OP     MEDIAN  GB/S  LIMIT  RATIO  CONTIGUOUS  SUBMIT P50  P99    CPU S/GB  RSS       OTHERS  LIMIT BY
+1024x16KiB  write  4 ms    4.19  5.59   0.75   8.39        20 us       20 us  0.60      40.0 MiB  12%     4x256
+1x8B        go-1   40 ns   0.20  -      -      -           -           -      -         -         0%      -
 `, table([]Record{full, bare}))
 	for v, want := range map[float64]string{0.00123: "0.0012", 0.5: "0.50", 12.34: "12.3", 1234: "1234"} {
 		assert.Equal(t, want, number(&v))
