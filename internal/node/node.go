@@ -158,7 +158,7 @@ func (n *Node) startIncarnation(ctx context.Context) error {
 }
 
 func (n *Node) startTelemetry(ctx context.Context) (err error) {
-	n.tel, err = telemetry.Start(ctx, telemetry.Options{NodeName: n.cfg.Node, Version: version.Version, TraceFile: n.cfg.TraceFile, Logger: n.log})
+	n.tel, err = telemetry.Start(ctx, telemetry.Options{NodeName: n.cfg.Node, Version: version.Version, TraceFile: n.cfg.TraceFile, NoEnvironment: n.cfg.NoEnvironment, Logger: n.log})
 	if err != nil {
 		return err
 	}
