@@ -47,7 +47,8 @@ type Options struct {
 	Version     string // of the program; may be empty
 	TraceFile   string // path of a file of OTLP JSON lines, "" for none
 	Logger      *slog.Logger
-	// NoEnvironment leaves the OTEL_* variables unread: they are the program's that runs the node inside itself.
+	// NoEnvironment leaves the OTEL_* variables unread: they are the program's that runs the node inside itself. Only
+	// OTEL_RESOURCE_ATTRIBUTES the OpenTelemetry SDK adds to every resource, whoever asks.
 	NoEnvironment bool
 }
 

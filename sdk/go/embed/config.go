@@ -8,7 +8,8 @@ import (
 )
 
 // Config are the settings of a node; `kvxfer serve --help` says each one's range. An empty field has the default that stands
-// beside it. The environment is not read, except where OTelEnvironment asks for it. Errors name a field as the setting of
+// beside it. The environment is not read, except where OTelEnvironment asks for it (OTEL_RESOURCE_ATTRIBUTES alone is always part of
+// a trace's resource: OpenTelemetry's library adds it). Errors name a field as the setting of
 // `kvxfer serve`: "max-clients" for MaxClients.
 type Config struct {
 	// Node is the node's name, unique in the registry: 1..64 of [A-Za-z0-9_.-], the first a letter or digit. "": the host name.
