@@ -55,6 +55,7 @@ type connection struct {
 	last       uint64 // request id
 	queue      []chunk
 	queued     int // bytes
+	room       int // bytes that queued may have
 	sendFailed bool
 	lost       *fault.Error // why nothing can be sent any more
 	closing    bool
@@ -93,7 +94,7 @@ func newConnection(path string, file *os.File, log *slog.Logger) (*connection, *
 		_ = file.Close()
 		return nil, fault.From("connect", err)
 	}
-	c := &connection{path: path, log: log, file: file, raw: raw, daemon: openDaemon(file), calls: map[uint64]*call{},
+	c := &connection{path: path, log: log, file: file, raw: raw, daemon: openDaemon(file), calls: map[uint64]*call{}, room: maxQueued,
 		work: make(chan struct{}, 1), ended: make(chan struct{}), gone: make(chan struct{}),
 		turn: make(chan struct{}, 1), exited: make(chan struct{})}
 	c.ctx, c.stop = context.WithCancel(context.Background())
@@ -306,7 +307,7 @@ func (c *connection) send(f *wire.Frame, fd int) *fault.Error {
 }
 
 func (c *connection) sendBytes(head, data []byte, fd int) *fault.Error {
-	if c.queued+len(head)+len(data) > maxQueued {
+	if c.queued+len(head)+len(data) > c.room {
 		e := fault.New(fault.ResourceExhausted, "send", "%d bytes wait for a daemon that does not read", c.queued)
 		e.Field = "queue"
 		return e

@@ -191,7 +191,10 @@ func TestDaemonThatDoesNotRead(t *testing.T) {
 		defer conn.mu.Unlock()
 		return len(conn.calls) == 1
 	}, patience, time.Millisecond)
-	big := make([]byte, 32<<20)
+	conn.mu.Lock()
+	conn.room = 13 << 20
+	conn.mu.Unlock()
+	big := make([]byte, 4<<20)
 	for i := 0; i < len(big); i += 509 {
 		big[i] = byte(i * 7)
 	}
@@ -233,7 +236,7 @@ func TestLostWhileQueued(t *testing.T) {
 	c, _ := d.attach()
 	d.set(func() { d.paused = true })
 	conn := c.now().conn
-	require.Nil(t, conn.notify(wire.KindSpans, &wire.Spans{}, make([]byte, 16<<20)))
+	require.Nil(t, conn.notify(wire.KindSpans, &wire.Spans{}, make([]byte, 1<<20)))
 	registered := make(chan error, 1)
 	go func() { _, err := c.AllocateRegion(context.Background(), "behind", 1); registered <- err }()
 	require.Eventually(t, func() bool {
