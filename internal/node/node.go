@@ -63,6 +63,8 @@ type Node struct {
 	undo   []func() // what Start began, for when it fails and for Close, last first
 	once   sync.Once
 
+	drained sync.Once
+
 	mu    sync.Mutex
 	ready error // why the node is not ready
 }
@@ -158,7 +160,7 @@ func (n *Node) startIncarnation(ctx context.Context) error {
 }
 
 func (n *Node) startTelemetry(ctx context.Context) (err error) {
-	n.tel, err = telemetry.Start(ctx, telemetry.Options{NodeName: n.cfg.Node, Version: version.Version, TraceFile: n.cfg.TraceFile, Logger: n.log})
+	n.tel, err = telemetry.Start(ctx, telemetry.Options{NodeName: n.cfg.Node, Version: version.Version, TraceFile: n.cfg.TraceFile, NoEnvironment: n.cfg.NoEnvironment, Logger: n.log})
 	if err != nil {
 		return err
 	}
@@ -401,10 +403,10 @@ func (n *Node) logged(part string, err error) {
 	}
 }
 
-// Close ends the node: it stops granting, waits for running transfers up to the drain time or ctx, ends the rest with
-// their fences, and closes everything. A second call waits for nothing.
-func (n *Node) Close(ctx context.Context) {
-	n.once.Do(func() {
+// Drain stops granting, waits for running transfers up to the drain time or ctx, and ends the rest with their fences. Clients
+// stay attached and may give their memory back. A second call waits for nothing.
+func (n *Node) Drain(ctx context.Context) {
+	n.drained.Do(func() {
 		n.log.Info("draining", "limit", n.cfg.DrainTimeout.String())
 		n.setReady(fault.New(fault.Draining, "ready", "the node is shutting down"))
 		say, cancelSay := context.WithTimeout(ctx, time.Second)
@@ -414,6 +416,13 @@ func (n *Node) Close(ctx context.Context) {
 		drain, cancel := context.WithTimeout(ctx, n.cfg.DrainTimeout)
 		n.engine.Drain(drain)
 		cancel()
+	})
+}
+
+// Close ends the node: it drains, if Drain has not, and closes everything. A second call waits for nothing.
+func (n *Node) Close(ctx context.Context) {
+	n.once.Do(func() {
+		n.Drain(ctx)
 		n.unwind()
 		n.log.Info("ended")
 	})

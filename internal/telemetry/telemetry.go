@@ -47,6 +47,9 @@ type Options struct {
 	Version     string // of the program; may be empty
 	TraceFile   string // path of a file of OTLP JSON lines, "" for none
 	Logger      *slog.Logger
+	// NoEnvironment leaves the OTEL_* variables unread: they are the program's that runs the node inside itself. Only
+	// OTEL_RESOURCE_ATTRIBUTES the OpenTelemetry SDK adds to every resource, whoever asks.
+	NoEnvironment bool
 }
 
 // Telemetry is the tracing of one process. Its methods may be called from any goroutine.
@@ -58,6 +61,8 @@ type Telemetry struct {
 	node       []attribute.KeyValue // what client spans' resources share with the daemon's
 	version    string
 	dropAll    bool
+
+	noEnvironment bool
 
 	mu      sync.Mutex
 	clients map[clientProcess]trace.Tracer
@@ -74,7 +79,11 @@ func Start(ctx context.Context, opt Options) (*Telemetry, error) {
 		opt.ServiceName = "kvxfer"
 	}
 	off := &Telemetry{tracer: noop.NewTracerProvider().Tracer(attr.Scope)}
-	env, err := fromEnvironment(os.Getenv)
+	getenv := os.Getenv
+	if opt.NoEnvironment {
+		getenv = func(string) string { return "" }
+	}
+	env, err := fromEnvironment(getenv)
 	if err != nil {
 		return nil, err
 	}
@@ -90,18 +99,18 @@ func Start(ctx context.Context, opt Options) (*Telemetry, error) {
 		return off, nil
 	}
 
-	t := &Telemetry{version: opt.Version, dropAll: env.dropAll, clients: map[clientProcess]trace.Tracer{}}
+	t := &Telemetry{version: opt.Version, noEnvironment: opt.NoEnvironment, dropAll: env.dropAll, clients: map[clientProcess]trace.Tracer{}}
 	if opt.NodeName != "" {
 		t.node = append(t.node, attr.KeyNode.String(opt.NodeName))
 	}
 	if host, err := os.Hostname(); err == nil {
 		t.node = append(t.node, keyHostName.String(host))
 	}
-	res, err := resource.New(ctx,
-		resource.WithTelemetrySDK(),
-		resource.WithAttributes(keyServiceName.String(opt.ServiceName), keyServiceVersion.String(opt.Version)),
-		resource.WithFromEnv(),
-		resource.WithAttributes(append(t.node[:len(t.node):len(t.node)], keyPID.Int(os.Getpid()))...))
+	from := []resource.Option{resource.WithTelemetrySDK(), resource.WithAttributes(keyServiceName.String(opt.ServiceName), keyServiceVersion.String(opt.Version))}
+	if !opt.NoEnvironment {
+		from = append(from, resource.WithFromEnv())
+	}
+	res, err := resource.New(ctx, append(from, resource.WithAttributes(append(t.node[:len(t.node):len(t.node)], keyPID.Int(os.Getpid()))...))...)
 	if err != nil {
 		return nil, configInvalid("OTEL_RESOURCE_ATTRIBUTES", "%v", err)
 	}
@@ -150,7 +159,13 @@ func (t *Telemetry) add(ctx context.Context, client otlptrace.Client, name strin
 // newProvider makes a provider over the shared processors; it starts nothing by itself.
 func (t *Telemetry) newProvider(res *resource.Resource, opts ...sdktrace.TracerProviderOption) *sdktrace.TracerProvider {
 	limits := sdktrace.NewSpanLimits()
-	if os.Getenv("OTEL_SPAN_EVENT_COUNT_LIMIT") == "" {
+	switch {
+	case t.noEnvironment: // what the OpenTelemetry SDK has read of it is set back
+		limits = sdktrace.SpanLimits{AttributeValueLengthLimit: sdktrace.DefaultAttributeValueLengthLimit, AttributeCountLimit: sdktrace.DefaultAttributeCountLimit,
+			EventCountLimit: minEvents, LinkCountLimit: sdktrace.DefaultLinkCountLimit, AttributePerEventCountLimit: sdktrace.DefaultAttributePerEventCountLimit,
+			AttributePerLinkCountLimit: sdktrace.DefaultAttributePerLinkCountLimit}
+		opts = append([]sdktrace.TracerProviderOption{sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.AlwaysSample()))}, opts...)
+	case os.Getenv("OTEL_SPAN_EVENT_COUNT_LIMIT") == "":
 		limits.EventCountLimit = minEvents
 	}
 	opts = append(opts, sdktrace.WithResource(res), sdktrace.WithRawSpanLimits(limits))

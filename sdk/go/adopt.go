@@ -24,7 +24,9 @@ type AdoptMode string
 const (
 	// AdoptShare replaces the pages of buf, in place, by a memfd's that the daemon maps: address and contents stay. buf is
 	// anonymous private memory of unix.Mmap, begins at a page, and ends at one or with its mapping. Go's own memory is
-	// refused: its pages belong to the garbage collector.
+	// refused: its pages belong to the garbage collector. Nobody may write to buf during the call; reading is safe. What was
+	// asked of the pages before (madvise, mlock, mbind) is lost with them. buf stays mapped until it was given back, and its
+	// pages stay shared with forked children after that.
 	AdoptShare AdoptMode = "share"
 	// AdoptProcess leaves the memory as it is, of any kind; the daemon reaches it inside this process. What is promised of
 	// it ends with the process: the guarantee is "live-client-only". Go's own memory may be handed over so, it does not

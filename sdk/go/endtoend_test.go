@@ -228,6 +228,8 @@ func TestTransfers(t *testing.T) {
 		require.NoError(t, err)
 		push, err := src.Write(ctx, []int{0}, lease.Ticket(), Layerwise())
 		require.NoError(t, err)
+		require.NoError(t, push.Layer(0))
+		require.NoError(t, lease.WaitLayer(ctx, 0), "it is bound now")
 		push.Cancel()
 		_, err = push.Wait(ctx)
 		require.ErrorIs(t, err, ErrCancelled)

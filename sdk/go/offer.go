@@ -35,10 +35,10 @@ type OfferResult struct {
 type offer struct {
 	grant[OfferResult]
 
-	omu   sync.Mutex
-	ends  []HolderResult
-	sum   OfferResult
-	more  chan struct{} // closed and made anew when ends gets something; nil: nobody waits
+	omu  sync.Mutex
+	ends []HolderResult
+	sum  OfferResult
+	more chan struct{} // closed and made anew when ends gets something; nil: nobody waits
 }
 
 // Holders are the transfers that have ended since the last call, in order; of those that nobody asked for the newest 4,096

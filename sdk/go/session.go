@@ -34,9 +34,9 @@ type transferHandle interface {
 // session is one greeted connection and what is on it. A handle stays in its table until its memory is released: until
 // then its daemon may still touch it.
 type session struct {
-	conn      *connection
-	client    *Client // who reports what has ended, and sends spans
-	hello     wire.Hello // the daemon's
+	conn   *connection
+	client *Client    // who reports what has ended, and sends spans
+	hello  wire.Hello // the daemon's
 
 	mu        sync.Mutex // never held while a handle is called
 	leases    map[uint64]grantHandle

@@ -86,6 +86,13 @@ type span struct {
 	parentID   string
 	attributes map[string]any
 	events     []wire.ClientSpanEvent
+	layers     []layerMoment // made for as many as are kept: noting one allocates nothing
+}
+
+// layerMoment is when a layer was handed over or became visible.
+type layerMoment struct {
+	layer int
+	nanos int64
 }
 
 // startSpan begins a span under what ctx carries, or the root of a new, sampled trace.
@@ -188,13 +195,25 @@ func spanValue(v any) any {
 func (s *span) event(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.events) < maxSpanEvents {
+	if len(s.events)+len(s.layers) < maxSpanEvents {
 		s.events = append(s.events, wire.ClientSpanEvent{Name: clipText(name, maxSpanName), Nanos: s.now()})
 	}
 }
 
 // layer notes that a layer was handed over or became visible.
-func (s *span) layer(l int) { s.event(fmt.Sprintf("layer %d", l)) }
+func (s *span) layer(l int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.self.IsValid() && !s.self.IsSampled() {
+		return
+	}
+	if s.layers == nil {
+		s.layers = make([]layerMoment, 0, maxSpanEvents)
+	}
+	if len(s.events)+len(s.layers) < maxSpanEvents {
+		s.layers = append(s.layers, layerMoment{l, s.now()})
+	}
+}
 
 func (s *span) now() int64 { return s.begin.Add(time.Since(s.begin)).UnixNano() }
 
@@ -205,6 +224,9 @@ func (s *span) finished(err error) (wire.ClientSpan, bool) {
 	if !s.self.IsSampled() || !s.self.IsValid() {
 		return wire.ClientSpan{}, false
 	}
+	for _, m := range s.layers {
+		s.events = append(s.events, wire.ClientSpanEvent{Name: fmt.Sprintf("layer %d", m.layer), Nanos: m.nanos})
+	}
 	out := wire.ClientSpan{TraceID: s.self.TraceID().String(), SpanID: s.id.String(), ParentID: s.parentID, Name: clipText(s.name, maxSpanName),
 		StartNanos: s.begin.UnixNano(), EndNanos: s.now(), Attributes: s.attributes, Events: s.events}
 	if out.Name == "" {
@@ -213,7 +235,7 @@ func (s *span) finished(err error) (wire.ClientSpan, bool) {
 	if err != nil {
 		out.Error = clipText(err.Error(), maxSpanText)
 	}
-	s.attributes, s.events = nil, nil // the daemon's from here on
+	s.attributes, s.events, s.layers = nil, nil, nil // the daemon's from here on
 	return out, true
 }
 

@@ -47,10 +47,26 @@ def test_first_program(run_dir: Path) -> None:
         )  # fmt: skip
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout == "196608 bytes over shm; notification b'first token'\n"
+        assert run_go(page, run_dir) == '196608 bytes over shm; notification "first token"; 4\n'
     finally:
         daemon.terminate()
         code = daemon.wait(PATIENCE)
     assert code == 0, (run_dir / "log.txt").read_text()
+
+
+def run_go(page: str, run_dir: Path) -> str:
+    """What the page's Go program says, built in a module of its own by the commands of the page."""
+    (program,) = blocks(page, "go")
+    (commands,) = [block for block in blocks(page, "sh") if "go mod init" in block]
+    (run_dir / "first").mkdir()
+    (run_dir / "first" / "main.go").write_text(program)
+    done = subprocess.run(
+        ["bash", "-eu", "-c", commands],
+        cwd=run_dir / "first", env={**os.environ, "KVXFER": str(ROOT)},
+        capture_output=True, text=True, timeout=PATIENCE,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_fleet(run_dir: Path) -> None:
