@@ -11,6 +11,7 @@
 //	kvxfer trace      list and show traces from trace files
 //	kvxfer doctor     say what this host can do, and what the way to a node carries
 //	kvxfer support    gather what helps to find a fault, without secrets
+//	kvxfer bench      measure transfers beside this machine's limits
 //	kvxfer version    say which build this is
 //
 // Every command has --help. Exit codes: 0 done, 1 failed, 2 wrong usage.

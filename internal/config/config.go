@@ -58,6 +58,8 @@ type Config struct {
 	LogFormat string // text or json
 
 	Providers []string // best first, at least one, without repetitions
+
+	NoEnvironment bool // made by New: the OTEL_* variables do not count either
 }
 
 // AllowedTenant is a tenant that clients of some users may name.
@@ -86,7 +88,7 @@ func (c *Config) LogValue() slog.Value {
 		slog.Int("max_regions", c.MaxRegions), slog.Int("max_leases", c.MaxLeases), slog.Int("max_transfers", c.MaxTransfers),
 		slog.Duration("drain_timeout", c.DrainTimeout), slog.Duration("heartbeat", c.Heartbeat),
 		slog.String("trace_file", c.TraceFile), slog.Int("trace_keep", c.TraceKeep), slog.String("log_level", c.LogLevel),
-		slog.String("log_format", c.LogFormat), slog.Any("providers", c.Providers))
+		slog.String("log_format", c.LogFormat), slog.Any("providers", c.Providers), slog.Bool("no_environment", c.NoEnvironment))
 }
 
 // Load reads the configuration from the arguments behind `kvxfer serve`, the environment ("NAME=value", the last of a
@@ -132,10 +134,15 @@ func load(args, environ []string, h host) (*Config, error) {
 	env := l.fromEnv()
 	file, fileRead := l.fromFile(first(configKey, flags, env))
 
+	return l.resolve(fileRead, flags, env, file)
+}
+
+// resolve makes the configuration of the sources, the first of which counts most.
+func (l *loader) resolve(complete bool, sources ...values) (*Config, error) {
 	effective := values{}
 	for i := range settings {
 		s := &settings[i]
-		v, ok := first(s.name, flags, env, file)
+		v, ok := first(s.name, sources...)
 		if !ok {
 			if v, ok = l.defaultOf(s); !ok {
 				continue
@@ -147,7 +154,7 @@ func load(args, environ []string, h host) (*Config, error) {
 		}
 	}
 	// What contradicts what is not known while the file might say more.
-	if fileRead {
+	if complete {
 		l.finish(effective)
 	}
 	if len(l.errs) > 0 {

@@ -17,6 +17,8 @@
 // There is no default path for the file: what a daemon runs with is seen from its command line and environment. Relative
 // paths count from the working directory, wherever they were set.
 //
+// A program that runs a node inside itself gives a Config with New: the same table checks it, and nothing else is read.
+//
 // Names are resolved once, here, so that a mistyped interface ends the start and not the first transfer.
 //
 // # Invariants, each with the test that holds it
@@ -28,6 +30,8 @@
 //   - a node that others reach has TLS, or was told that it needs none: TestPeersBeyondTheHost
 //   - the embedded registry asks others for credentials, or was told that it need not: TestRegistryBeyondTheHost
 //   - a password in a registry's URL is in no error and no log: TestNoSecretIsRepeated
+//   - a program's configuration passes the same table, and no environment or file: TestNewChecksWhatAProgramGives,
+//     TestEverySettingHasAField
 //   - an accepted address is one that net.Dial understands and that parses to itself: FuzzAddress
 //   - no file makes the parser fail in another way than by an error with its path: FuzzFile
 package config

@@ -46,6 +46,9 @@ var rules = []rule{
 // pureRegistry: only the registry's own contract is held to this, its implementations speak NATS.
 var exact = []rule{
 	{"registry", []string{"github.com/nats-io"}, "the contract of the directory is pure; natskv implements it"},
+	{"sdk/go", []string{"github.com/nats-io", "github.com/cockroachdb", "go.opentelemetry.io/otel/sdk", "go.opentelemetry.io/otel/exporters", "google.golang.org/grpc",
+		"net", "runtime/cgo", module + "xfer/protocol", module + "xfer/blockdb", module + "rdma/tcp", module + "rdma/shm", module + "internal/node", module + "internal/telemetry", module + "internal/config"},
+		"a client links no node, no registry and no cgo; sdk/go/embed may link everything"},
 }
 
 func deps(t *testing.T, pkg string) []string {
@@ -110,6 +113,18 @@ func TestOnlyTheNodeComposes(t *testing.T) {
 			}
 			own := strings.HasPrefix(pkg, module+impl) || (impl == "internal/hostmem" && pkg == module+"internal/localapi")
 			assert.True(t, own || pkg == module+"internal/node", "%s imports %s: only internal/node composes implementations", pkg, impl)
+		}
+	}
+}
+
+// TestWhoRunsANode: a node is a process, or part of a program that asked for it.
+func TestWhoRunsANode(t *testing.T) {
+	out, err := exec.Command("go", "list", "-f", "{{.ImportPath}}: {{join .Imports \" \"}}", module+"...").Output()
+	require.NoError(t, err)
+	for _, line := range strings.Split(strings.TrimSpace(string(out)), "\n") {
+		pkg, imports, _ := strings.Cut(line, ": ")
+		if strings.Contains(" "+imports+" ", " "+module+"internal/node ") {
+			assert.Contains(t, []string{module + "cmd/kvxfer", module + "sdk/go/embed"}, pkg, "only the command and sdk/go/embed run a node")
 		}
 	}
 }

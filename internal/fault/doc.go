@@ -6,7 +6,7 @@
 // every Error of its code: errors.Is(err, fault.ErrLeaseExpired).
 //
 // table.json is the source; `go generate ./internal/fault` writes the Go constants and sentinels (codes_gen.go),
-// the Python exceptions (sdk/python/src/kvxfer/_faults.py) and docs/errors.md.
+// those of the Go SDK (sdk/go/errors_gen.go), the Python exceptions (sdk/python/src/kvxfer/_faults.py) and docs/errors.md.
 //
 // Invariants, each with the test that holds it:
 //   - the generated files say what the table says: TestGeneratedFilesAreCurrent

@@ -19,7 +19,7 @@ import (
 const lastExport = time.Second
 
 func (n *Node) startMetrics(ctx context.Context) (err error) {
-	n.met, err = telemetry.StartMetrics(ctx, telemetry.Options{NodeName: n.cfg.Node, Version: version.Version, Logger: n.log})
+	n.met, err = telemetry.StartMetrics(ctx, telemetry.Options{NodeName: n.cfg.Node, Version: version.Version, NoEnvironment: n.cfg.NoEnvironment, Logger: n.log})
 	if err != nil {
 		return err
 	}

@@ -70,6 +70,7 @@ type Node struct {
 
 	stopped sync.Once      // nothing is granted any more
 	level   *slog.LevelVar // of the log; nil: not this node's to change
+	drained sync.Once
 
 	mu    sync.Mutex
 	ready error // why the node is not ready
@@ -171,7 +172,7 @@ func (n *Node) startIncarnation(ctx context.Context) error {
 }
 
 func (n *Node) startTelemetry(ctx context.Context) (err error) {
-	n.tel, err = telemetry.Start(ctx, telemetry.Options{NodeName: n.cfg.Node, Version: version.Version, TraceFile: n.cfg.TraceFile, Keep: n.cfg.TraceKeep, Logger: n.log})
+	n.tel, err = telemetry.Start(ctx, telemetry.Options{NodeName: n.cfg.Node, Version: version.Version, TraceFile: n.cfg.TraceFile, Keep: n.cfg.TraceKeep, NoEnvironment: n.cfg.NoEnvironment, Logger: n.log})
 	if err != nil {
 		return err
 	}
@@ -419,10 +420,10 @@ func (n *Node) logged(part string, err error) {
 	}
 }
 
-// Close ends the node: it stops granting, waits for running transfers up to the drain time or ctx, ends the rest with
-// their fences, and closes everything. A second call waits for nothing.
-func (n *Node) Close(ctx context.Context) {
-	n.once.Do(func() {
+// Drain stops granting, waits for running transfers up to the drain time or ctx, and ends the rest with their fences. Clients
+// stay attached and may give their memory back. A second call waits for nothing.
+func (n *Node) Drain(ctx context.Context) {
+	n.drained.Do(func() {
 		n.log.Info("draining", "limit", n.cfg.DrainTimeout.String())
 		n.stopGranting(ctx)
 		n.setReady(fault.New(fault.Draining, "ready", "the node is shutting down"))
@@ -430,6 +431,13 @@ func (n *Node) Close(ctx context.Context) {
 		n.engine.Drain(drain)
 		cancel()
 		n.exportLast(ctx)
+	})
+}
+
+// Close ends the node: it drains, if Drain has not, and closes everything. A second call waits for nothing.
+func (n *Node) Close(ctx context.Context) {
+	n.once.Do(func() {
+		n.Drain(ctx)
 		n.unwind()
 		n.log.Info("ended")
 	})

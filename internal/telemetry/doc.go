@@ -25,6 +25,7 @@
 // Invariants, each with the test that holds it:
 //   - without a wish for tracing nothing is started: TestOffStartsNothing
 //   - what the environment asks for is what is exported, a wrong value is refused by name: TestSettingsFromEnvironment
+//   - a program that embeds a node keeps its environment to itself: TestEnvironmentCanBeLeftUnread
 //   - after Shutdown every ended span is exported and no goroutine is left, even when the collector hangs:
 //     TestShutdownFlushesTheTraceFile, TestShutdownDoesNotWaitForAHungCollector
 //   - every line of the trace file is whole and by one write, ids are hex: TestTraceFileLines, TestLineGolden,

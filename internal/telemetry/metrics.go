@@ -42,7 +42,7 @@ func StartMetrics(ctx context.Context, opt Options) (*Metrics, error) {
 	if opt.ServiceName == "" {
 		opt.ServiceName = "kvxfer"
 	}
-	env, err := fromEnvironment(os.Getenv, metrics)
+	env, err := fromEnvironment(opt.getenv(), metrics)
 	if err != nil {
 		return nil, err
 	}

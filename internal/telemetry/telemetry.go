@@ -50,6 +50,9 @@ type Options struct {
 	// DefaultKeep where something else turns tracing on.
 	Keep   int
 	Logger *slog.Logger
+	// NoEnvironment leaves the OTEL_* variables unread: they are the program's that runs the node inside itself. Only
+	// OTEL_RESOURCE_ATTRIBUTES the OpenTelemetry SDK adds to every resource, whoever asks.
+	NoEnvironment bool
 }
 
 // Telemetry is the tracing of one process. Its methods may be called from any goroutine.
@@ -64,6 +67,8 @@ type Telemetry struct {
 	kept       *kept     // nil: nothing is kept
 	deferred   *deferred // nil when off
 	spans      *deferredProvider
+
+	noEnvironment bool
 
 	mu      sync.Mutex
 	clients map[clientProcess]trace.Tracer
@@ -80,7 +85,8 @@ func Start(ctx context.Context, opt Options) (*Telemetry, error) {
 		opt.ServiceName = "kvxfer"
 	}
 	off := &Telemetry{tracer: noop.NewTracerProvider().Tracer(attr.Scope)}
-	env, err := fromEnvironment(os.Getenv, traces)
+	getenv := opt.getenv()
+	env, err := fromEnvironment(getenv, traces)
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +102,7 @@ func Start(ctx context.Context, opt Options) (*Telemetry, error) {
 		return off, nil
 	}
 
-	t := &Telemetry{version: opt.Version, dropAll: env.dropAll, clients: map[clientProcess]trace.Tracer{}}
+	t := &Telemetry{version: opt.Version, noEnvironment: opt.NoEnvironment, dropAll: env.dropAll, clients: map[clientProcess]trace.Tracer{}}
 	t.node = opt.node()
 	res, err := opt.resource(ctx)
 	if err != nil {
@@ -136,7 +142,7 @@ func Start(ctx context.Context, opt Options) (*Telemetry, error) {
 		}
 	}
 	t.provider = t.newProvider(res, sdktrace.WithIDGenerator(presetGenerator{}), sdktrace.WithSampler(sdktrace.AlwaysSample()))
-	t.deferred = newDeferred(samplerOf(os.Getenv))
+	t.deferred = newDeferred(samplerOf(getenv))
 	t.spans = &deferredProvider{d: t.deferred, real: t.provider}
 	t.tracer = t.spans.Tracer(attr.Scope, trace.WithInstrumentationVersion(opt.Version))
 	opt.Logger.Info("tracing is on", "otlp", env.otlp, "otlp_grpc", env.grpc, "otlp_endpoint", env.endpoint, "trace_file", opt.TraceFile, "spans_kept", opt.Keep)
@@ -156,15 +162,23 @@ func (opt *Options) node() (of []attribute.KeyValue) {
 
 // resource says whose telemetry it is.
 func (opt *Options) resource(ctx context.Context) (*resource.Resource, error) {
-	res, err := resource.New(ctx,
-		resource.WithTelemetrySDK(),
-		resource.WithAttributes(keyServiceName.String(opt.ServiceName), keyServiceVersion.String(opt.Version)),
-		resource.WithFromEnv(),
-		resource.WithAttributes(append(opt.node(), keyPID.Int(os.Getpid()))...))
+	from := []resource.Option{resource.WithTelemetrySDK(), resource.WithAttributes(keyServiceName.String(opt.ServiceName), keyServiceVersion.String(opt.Version))}
+	if !opt.NoEnvironment {
+		from = append(from, resource.WithFromEnv())
+	}
+	res, err := resource.New(ctx, append(from, resource.WithAttributes(append(opt.node(), keyPID.Int(os.Getpid()))...))...)
 	if err != nil {
 		return nil, configInvalid("OTEL_RESOURCE_ATTRIBUTES", "%v", err)
 	}
 	return res, nil
+}
+
+// getenv reads the environment, or what stands for it where it is not ours.
+func (opt *Options) getenv() func(string) string {
+	if opt.NoEnvironment {
+		return func(string) string { return "" }
+	}
+	return os.Getenv
 }
 
 // add starts client and a batch processor on top of it.
@@ -183,7 +197,13 @@ func (t *Telemetry) add(ctx context.Context, client otlptrace.Client, name strin
 // newProvider makes a provider over the shared processors; it starts nothing by itself.
 func (t *Telemetry) newProvider(res *resource.Resource, opts ...sdktrace.TracerProviderOption) *sdktrace.TracerProvider {
 	limits := sdktrace.NewSpanLimits()
-	if os.Getenv("OTEL_SPAN_EVENT_COUNT_LIMIT") == "" {
+	switch {
+	case t.noEnvironment: // what the OpenTelemetry SDK has read of it is set back
+		limits = sdktrace.SpanLimits{AttributeValueLengthLimit: sdktrace.DefaultAttributeValueLengthLimit, AttributeCountLimit: sdktrace.DefaultAttributeCountLimit,
+			EventCountLimit: minEvents, LinkCountLimit: sdktrace.DefaultLinkCountLimit, AttributePerEventCountLimit: sdktrace.DefaultAttributePerEventCountLimit,
+			AttributePerLinkCountLimit: sdktrace.DefaultAttributePerLinkCountLimit}
+		opts = append([]sdktrace.TracerProviderOption{sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.AlwaysSample()))}, opts...)
+	case os.Getenv("OTEL_SPAN_EVENT_COUNT_LIMIT") == "":
 		limits.EventCountLimit = minEvents
 	}
 	opts = append(opts, sdktrace.WithResource(res), sdktrace.WithRawSpanLimits(limits))

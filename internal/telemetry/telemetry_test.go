@@ -72,6 +72,27 @@ func TestOffStartsNothing(t *testing.T) {
 	}
 }
 
+func TestEnvironmentCanBeLeftUnread(t *testing.T) {
+	for k, v := range map[string]string{"OTEL_SDK_DISABLED": "true", "OTEL_TRACES_EXPORTER": "zipkin", "OTEL_TRACES_SAMPLER": "always_off", "OTEL_SPAN_EVENT_COUNT_LIMIT": "1",
+		"OTEL_SERVICE_NAME": "theirs"} {
+		t.Setenv(k, v)
+	}
+	path := filepath.Join(t.TempDir(), "t.jsonl")
+	tel, err := Start(t.Context(), Options{TraceFile: path, NoEnvironment: true})
+	require.NoError(t, err)
+	_, span := tel.Tracer().Start(t.Context(), attr.SpanPush)
+	span.AddEvent("the first")
+	span.AddEvent("the second")
+	span.End()
+	shutdown(t, tel)
+	raw, err := os.ReadFile(path)
+	require.NoError(t, err)
+	for _, want := range []string{"the first", "the second", `"kvxfer"`} {
+		assert.Contains(t, string(raw), want)
+	}
+	assert.NotContains(t, string(raw), "theirs")
+}
+
 func TestDisabledLeavesTheTraceFileAlone(t *testing.T) {
 	t.Setenv("OTEL_SDK_DISABLED", "true")
 	path := filepath.Join(t.TempDir(), "t.jsonl")

@@ -67,6 +67,7 @@ def test_first_program(run_dir: Path) -> None:
     assert ROOT / words[0] == PLAIN_BINARY
     with serving(run_dir, words=words):
         assert run_python(run_dir, program) == "196608 bytes over shm; notification b'first token'\n"
+        assert run_go(page, run_dir) == '196608 bytes over shm; notification "first token"; 4\n'
 
 
 def test_python_quick_start(run_dir: Path) -> None:
@@ -78,6 +79,21 @@ def test_python_quick_start(run_dir: Path) -> None:
         assert run_python(run_dir, program) == (
             "196608 bytes over shm\nrefused: LeaseRevoked, retryable: True\n"
         )
+
+
+def run_go(page: str, run_dir: Path) -> str:
+    """What the page's Go program says, built in a module of its own by the commands of the page."""
+    (program,) = blocks(page, "go")
+    (commands,) = [block for block in blocks(page, "sh") if "go mod init" in block]
+    (run_dir / "first").mkdir()
+    (run_dir / "first" / "main.go").write_text(program)
+    done = subprocess.run(
+        ["bash", "-eu", "-c", commands],
+        cwd=run_dir / "first", env={**os.environ, "KVXFER": str(ROOT)},
+        capture_output=True, text=True, timeout=PATIENCE,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_fleet(run_dir: Path) -> None:

@@ -1,4 +1,5 @@
-// Command gen writes what is generated from the error table: Go constants, Python exceptions, docs/errors.md and a page for each error.
+// Command gen writes what is generated from the error table: Go constants, the sentinels of the Go SDK,
+// Python exceptions, docs/errors.md and a page for each error.
 // Run it through `go generate ./internal/fault`.
 package main
 

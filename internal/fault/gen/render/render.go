@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"regexp"
 	"sort"
+	"strings"
 )
 
 // Table is table.json.
@@ -80,6 +81,7 @@ func All(raw, rawAdvice []byte) (map[string][]byte, error) {
 	files := map[string][]byte{
 		"internal/fault/codes_gen.go":      goCodes(t),
 		"sdk/python/src/kvxfer/_faults.py": pyFaults(t),
+		"sdk/go/errors_gen.go":             goErrors(t),
 		"docs/errors.md":                   docErrors(t),
 	}
 	for i := range t.Faults {
@@ -240,6 +242,39 @@ __all__ = [
 		p("    %q,\n", f.Name)
 	}
 	p("    \"from_wire\",\n]\n")
+	return b.Bytes()
+}
+
+// groupSentinel is the Go name of a group: ErrTransfer for TransferError.
+func groupSentinel(group string) string { return "Err" + strings.TrimSuffix(group, "Error") }
+
+func goErrors(t *Table) []byte {
+	var b bytes.Buffer
+	p := func(f string, a ...any) { fmt.Fprintf(&b, f, a...) }
+	p("// Code generated from internal/fault/table.json by internal/fault/gen; DO NOT EDIT.\n\npackage kvxfer\n\n")
+	p("import \"github.com/kvxfer/kvxfer/internal/fault\"\n\n")
+	p("// The groups of errors, for errors.Is. An [*Error] matches its group's sentinel and its own. The tree:\n//\n//\t*Error\n")
+	for _, g := range t.Groups {
+		p("//\t+-- %s\n", groupSentinel(g.Name))
+		for _, f := range t.Faults {
+			if f.Group == g.Name {
+				p("//\t|   +-- Err%s\n", f.Name)
+			}
+		}
+	}
+	p("var (\n")
+	for _, g := range t.Groups {
+		p("\t// %s: %s\n\t%s error = group(%q)\n", groupSentinel(g.Name), g.Doc, groupSentinel(g.Name), g.Name)
+	}
+	p(")\n\n// The errors, one a row of the error table, for errors.Is.\nvar (\n")
+	for _, f := range t.Faults {
+		p("\t// Err%s: %s\n\tErr%s = fault.Err%s\n", f.Name, f.Doc, f.Name, f.Name)
+	}
+	p(")\n\n// rows finds a row by the name that Error.Code has.\nvar rows = map[string]row{\n")
+	for _, f := range t.Faults {
+		p("\t%q: {Err%s, %s},\n", f.Name, f.Name, groupSentinel(f.Group))
+	}
+	p("}\n")
 	return b.Bytes()
 }
 

@@ -1,0 +1,159 @@
+package benchcmd
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime"
+	"syscall"
+	"time"
+
+	"github.com/kvxfer/kvxfer/cmd/kvxfer/internal/command"
+)
+
+const help = `Usage:
+  kvxfer bench tcp|shm [--case LIST] [--op write|read] [--rounds N] [--seconds S] [--no-limit] [--out FILE] [--json]
+  kvxfer bench copy    [--case LIST] [--rounds N] [--seconds S] [--no-limit] [--out FILE] [--json]
+
+tcp and shm start two daemons and a client of each on this host, move lists of scattered blocks between them, and compare
+every block that arrives. Beside each transfer, in the same stretch of time, a small C program moves the same list as fast
+as it can by itself (limit: blocking writev and readv over loop-back TCP, or copies) and 64 MiB of contiguous memory.
+copy measures this host's memory alone: each way to copy the list, by C and by Go.
+
+Transfers end with a table, or with one JSON array. Progress goes to stderr. docs/performance.md explains the fields.
+
+Flags:
+  --case LIST   cases separated by commas (default: all):
+                1x8B, 1x4KiB, 64x4KiB, 1024x4KiB, 1024x16KiB, 4096x16KiB, 1024x64KiB, 256x256KiB, 64x1MiB
+  --op OP       write (push) or read (pull) alone
+  --rounds N    at most N rounds of a case and operation, 1..10000 (default 50)
+  --seconds S   at most about S seconds of a case and operation, but three rounds, 0.1..3600 (default 4)
+  --no-limit    measure no limits; needs no C compiler
+  --out FILE    also write the JSON array to FILE
+  --json        JSON instead of a table
+
+Needs cc (any C compiler) without --no-limit, and up to 1 GiB of memory.
+Exit codes: 0 done; 1 failed, or bytes were wrong; 2 wrong usage.
+`
+
+// Run executes `kvxfer bench` with the arguments after "bench" and returns the exit code.
+func Run(args []string, stdout, stderr io.Writer) int {
+	if len(args) > 0 && args[0] == workerName {
+		return work(args[1:], os.Stdin, stdout, stderr)
+	}
+	c := &command.Command{Name: "bench", Help: help, Stdout: stdout, Stderr: stderr}
+	r := &run{progress: stderr, seed: uint64(time.Now().UnixNano())}
+	var caseList, op, out string
+	var seconds float64
+	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
+	fs.StringVar(&caseList, "case", "", "")
+	fs.StringVar(&op, "op", "", "")
+	fs.IntVar(&r.rounds, "rounds", 50, "")
+	fs.Float64Var(&seconds, "seconds", 4, "")
+	fs.BoolVar(&r.noLimit, "no-limit", false, "")
+	fs.StringVar(&out, "out", "", "")
+	names, code, done := c.Parse(fs, args)
+	if done {
+		return code
+	}
+	var err error
+	switch {
+	case len(names) != 1 || names[0] != "copy" && names[0] != "tcp" && names[0] != "shm":
+		return c.Misused("say what to measure: copy, tcp or shm")
+	case op != "" && op != "write" && op != "read":
+		return c.Misused("--op %q, allowed write, read", op)
+	case op != "" && names[0] == "copy":
+		return c.Misused("--op is for tcp and shm")
+	case r.rounds < 1 || r.rounds > 10000:
+		return c.Misused("--rounds %d, allowed 1..10000", r.rounds)
+	case !(seconds >= 0.1 && seconds <= 3600):
+		return c.Misused("--seconds %v, allowed 0.1..3600", seconds)
+	}
+	if r.cases, err = chosen(caseList); err != nil {
+		return c.Misused("--case: %v", err)
+	}
+	r.bench, r.ops, r.limit = names[0], []string{"write", "read"}, time.Duration(seconds*float64(time.Second))
+	if op != "" {
+		r.ops = []string{op}
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	records, err := r.all(ctx)
+	if ctx.Err() != nil {
+		err = errors.New("interrupted")
+	}
+	if err == nil && out != "" {
+		err = writeFile(out, records)
+	}
+	if n := disturbed(records); n > 0 {
+		fmt.Fprintf(stderr, "bench %s: during %d of %d measurements others used more than %.0f%% of the processors (other_cpu): these say little\n",
+			r.bench, n, len(records), 100*busyEnough)
+	}
+	if len(records) > 0 { // also those of a run that failed later
+		if c.JSON {
+			code = c.PrintJSON(records)
+		} else {
+			_, werr := io.WriteString(stdout, table(records))
+			err = errors.Join(err, werr)
+		}
+	}
+	if err != nil {
+		return c.Fail(err)
+	}
+	return code
+}
+
+// disturbed counts the records that were measured while others used the processors.
+func disturbed(records []Record) (n int) {
+	for _, r := range records {
+		if r.OtherCPU > busyEnough {
+			n++
+		}
+	}
+	return n
+}
+
+func writeFile(path string, records []Record) error {
+	b, err := json.MarshalIndent(records, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, append(b, '\n'), 0o644)
+}
+
+// all runs everything and returns the records that were finished, also with an error.
+func (r *run) all(ctx context.Context) (records []Record, err error) {
+	// The kernel kills a child when the thread that started it ends: this one stays until all have ended.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if r.dir, err = os.MkdirTemp("", "kvxfer-bench-"); err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(r.dir)) }()
+	if !r.noLimit {
+		if r.program, err = compile(ctx, r.dir); err != nil {
+			return nil, err
+		}
+	}
+	begun := time.Now()
+	add := func(rec Record) {
+		records = append(records, rec)
+		against := ""
+		if rec.Ratio != nil {
+			against = fmt.Sprintf(", limit %s GB/s, ratio %s", number(rec.LimitGBps), number(rec.Ratio))
+		}
+		fmt.Fprintf(r.progress, "bench %s: %5.1f s: %s %s: %s, %s GB/s%s (%d samples)\n", r.bench, time.Since(begun).Seconds(),
+			rec.Case, rec.Op, shown(rec.MedianS), number(&rec.GBps), against, rec.Samples)
+	}
+	if r.bench == "copy" {
+		err = r.copies(ctx, add)
+	} else {
+		err = r.transfers(ctx, add)
+	}
+	return records, err
+}

@@ -1,0 +1,184 @@
+package benchcmd
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"time"
+)
+
+// run is what all parts of one invocation share.
+type run struct {
+	bench    string // copy, tcp or shm
+	cases    []Case
+	ops      []string
+	rounds   int           // at most so many of a case and operation
+	limit    time.Duration // at most so long, but leastRounds
+	noLimit  bool
+	dir      string // everything that the run makes, removed at its end
+	program  string // the built limit.c; "" with noLimit
+	progress io.Writer
+	seed     uint64 // of the last contents
+}
+
+// leastRounds is how many rounds a case gets, however slow they are.
+const leastRounds = 3
+
+// partTime is about how long each part of a round lasts: short enough that what else the machine does meets all of them.
+const partTime = 20 * time.Millisecond
+
+// A part of a round is least to most transfers, after one that does not count: it finds the caches as the part before left
+// them, and processes that have slept.
+const (
+	least = 2
+	most  = 64
+)
+
+// repeats is how many of those that take so long are a part of a round.
+func repeats(took time.Duration) int {
+	if took <= 0 {
+		return most
+	}
+	return int(min(max(partTime/took, least), most))
+}
+
+// transfers measures all cases through two daemons.
+func (r *run) transfers(ctx context.Context, add func(Record)) (err error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	p, err := startPair(ctx, exe, r.dir, r.bench)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if end := p.close(); err == nil && ctx.Err() == nil {
+			err = end
+		}
+	}()
+	for _, c := range r.cases {
+		if err := r.transfersOf(ctx, p, c, add); err != nil {
+			return fmt.Errorf("%s: %w", c.Name(), err)
+		}
+	}
+	return nil
+}
+
+func (r *run) transfersOf(ctx context.Context, p *pair, c Case, add func(Record)) error {
+	if err := p.both(request{Do: "open", Case: c}); err != nil {
+		return err
+	}
+	var l *limit
+	if !r.noLimit {
+		var err error
+		if l, err = startLimit(ctx, r.program, r.dir, c); err != nil {
+			return err
+		}
+		defer l.close()
+	}
+	for _, op := range r.ops {
+		s, err := r.transfersBy(ctx, p, l, c, op)
+		if err != nil {
+			return fmt.Errorf("%s: %w", op, err)
+		}
+		add(record(r.bench, c, op, s))
+	}
+	return p.both(request{Do: "close"})
+}
+
+// transfersBy measures one case and operation: rounds of transfers, the limit and the contiguous stream, one after the
+// other, so that all three see the same machine.
+func (r *run) transfersBy(ctx context.Context, p *pair, l *limit, c Case, op string) (*samples, error) {
+	s := &samples{}
+	first := &samples{} // connections are made, pages touched
+	if err := r.volley(p, c, op, leastRounds, first); err != nil {
+		return nil, err
+	}
+	count := repeats(time.Duration(median(first.moved) * float64(time.Second)))
+	var list, line way
+	limitCount := 0
+	if l != nil {
+		var err error
+		if list, err = l.best(ways(r.bench, op, c), "list"); err != nil {
+			return nil, err
+		}
+		if line, err = l.best(lines(r.bench, op), "line"); err != nil {
+			return nil, err
+		}
+		took, err := l.warm(list, "list", leastRounds)
+		if err != nil {
+			return nil, err
+		}
+		limitCount = repeats(time.Duration(median(took) * float64(time.Second)))
+		s.limitHow = list.name
+	}
+	before, err := look(p, l)
+	if err != nil {
+		return nil, err
+	}
+	begun := time.Now()
+	for i := 0; i < r.rounds && (i < leastRounds || time.Since(begun) < r.limit); i++ {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		if err := r.volley(p, c, op, count, s); err != nil {
+			return nil, err
+		}
+		if l == nil {
+			continue
+		}
+		took, err := l.warm(list, "list", limitCount)
+		if err != nil {
+			return nil, err
+		}
+		s.limit = append(s.limit, took...)
+		if took, err = l.warm(line, "line", 1); err != nil {
+			return nil, err
+		}
+		s.line = append(s.line, took...)
+	}
+	after, err := look(p, l)
+	if err != nil {
+		return nil, err
+	}
+	s.others = others(before, after)
+	if l != nil {
+		if err := l.check("list"); err != nil {
+			return nil, err
+		}
+	}
+	s.rss, err = p.rss()
+	return s, err
+}
+
+// volley makes count transfers of new contents, after one that does not count, and compares what arrived.
+func (r *run) volley(p *pair, c Case, op string, count int, s *samples) error {
+	r.seed++
+	from, to := p.ends(op)
+	if _, err := from.ask(request{Do: "fill", Seed: r.seed}); err != nil {
+		return err
+	}
+	if _, err := p.move(op, r.bench); err != nil {
+		return err
+	}
+	before, err := p.cpu()
+	if err != nil {
+		return err
+	}
+	for range count {
+		m, err := p.move(op, r.bench)
+		if err != nil {
+			return err
+		}
+		s.moved, s.submit = append(s.moved, time.Duration(m.Took)), append(s.submit, time.Duration(m.Submit))
+	}
+	after, err := p.cpu()
+	if err != nil {
+		return err
+	}
+	s.cpu += after - before
+	_, err = to.ask(request{Do: "check", Seed: r.seed})
+	return err
+}

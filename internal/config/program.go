@@ -1,0 +1,104 @@
+package config
+
+import (
+	"strconv"
+	"strings"
+	"time"
+)
+
+// New checks a configuration that a program made and completes it. A field that is empty or zero stands for its setting's
+// default, except HTTP, where it means none; addresses may be written as for `kvxfer serve`. Neither environment nor file is
+// read. Errors are those of Load.
+func New(in Config) (*Config, error) {
+	l := &loader{host: thisHost(), env: map[string]string{}, bad: map[string]bool{}}
+	given := values{}
+	for name, text := range fields {
+		if t := text(&in); t != "" {
+			given[name] = value{t, "the program"}
+		}
+	}
+	l.c.NoEnvironment = true
+	return l.resolve(true, given)
+}
+
+// fields are the settings' texts in a Config, "" where the default is meant. TestEverySettingHasAField.
+var fields = map[string]func(c *Config) string{
+	"node":           func(c *Config) string { return c.Node },
+	"state-dir":      func(c *Config) string { return c.StateDir },
+	"socket":         func(c *Config) string { return c.Socket },
+	"listen":         func(c *Config) string { return c.Listen },
+	"advertise":      func(c *Config) string { return c.Advertise },
+	"http":           httpText,
+	"nats":           func(c *Config) string { return c.NATS },
+	"nats-listen":    func(c *Config) string { return c.NATSListen },
+	"tls-cert":       func(c *Config) string { return c.TLSCert },
+	"tls-key":        func(c *Config) string { return c.TLSKey },
+	"tls-ca":         func(c *Config) string { return c.TLSCA },
+	"tls-lanes":      func(c *Config) string { return switchText(c.TLSLanes) },
+	"insecure-peers": func(c *Config) string { return switchText(c.InsecurePeers) },
+	"tenant":         func(c *Config) string { return c.Tenant },
+	"allow-tenants":  tenantsText,
+	"allow-uid":      func(c *Config) string { return numbersText(c.AllowUIDs, ",") },
+	"lanes":          func(c *Config) string { return numberText(c.Lanes) },
+	"max-clients":    func(c *Config) string { return numberText(c.MaxClients) },
+	"max-regions":    func(c *Config) string { return numberText(c.MaxRegions) },
+	"max-leases":     func(c *Config) string { return numberText(c.MaxLeases) },
+	"max-transfers":  func(c *Config) string { return numberText(c.MaxTransfers) },
+	"drain-timeout":  func(c *Config) string { return durationText(c.DrainTimeout) },
+	"heartbeat":      func(c *Config) string { return durationText(c.Heartbeat) },
+	"trace-file":     func(c *Config) string { return c.TraceFile },
+	"log-level":      func(c *Config) string { return c.LogLevel },
+	"log-format":     func(c *Config) string { return c.LogFormat },
+	"providers":      func(c *Config) string { return strings.Join(c.Providers, ",") },
+}
+
+func httpText(c *Config) string {
+	if c.HTTP == "" {
+		return "off"
+	}
+	return c.HTTP
+}
+
+func switchText(on bool) string {
+	if on {
+		return "true"
+	}
+	return ""
+}
+
+func numberText(n int) string {
+	if n == 0 {
+		return ""
+	}
+	return strconv.Itoa(n)
+}
+
+func durationText(d time.Duration) string {
+	if d == 0 {
+		return ""
+	}
+	return d.String()
+}
+
+func numbersText(numbers []int, between string) string {
+	texts := make([]string, len(numbers))
+	for i, n := range numbers {
+		texts[i] = strconv.Itoa(n)
+	}
+	return strings.Join(texts, between)
+}
+
+// tenantsText writes a name that would be read as something else in a way that is refused.
+func tenantsText(c *Config) string {
+	texts := make([]string, len(c.AllowTenants))
+	for i, t := range c.AllowTenants {
+		texts[i] = t.Name
+		if t.Name == "" || strings.ContainsAny(t.Name, ":+, \t\r\n") {
+			texts[i] = strconv.Quote(t.Name)
+		}
+		if t.UIDs != nil {
+			texts[i] += ":" + numbersText(t.UIDs, "+")
+		}
+	}
+	return strings.Join(texts, ",")
+}

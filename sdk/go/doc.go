@@ -1,0 +1,37 @@
+// Package kvxfer is the Go SDK: it attaches a process to its node's daemon, hands KV caches over, and moves their blocks to and
+// from other nodes by one-sided writes and reads. A block that its owner took back is never written again.
+//
+// Terms. A cache is memory with a [Layout]; a block is a number of tokens' K and V in every layer, under one id. A lease is
+// permission for one transfer to write given blocks until a time; its ticket travels with the request to whoever writes. A push
+// writes own blocks to a lease's, a pull reads a read lease's into own ones. A region is raw memory without a layout. HELD is
+// memory that a transfer may still touch. The guarantee of memory is full, or "live-client-only" where it was handed over the
+// second way (AdoptProcess). ARCHITECTURE.md has the rest.
+//
+// Contexts. The context of Lease, Write or Read bounds the call that starts it, and its deadline the transfer; the context of
+// Wait ends only the waiting. Everything is safe for concurrent use.
+//
+// Memory. What the SDK allocates is a sealed memfd, mapped here and by the daemon. What exists already is adopted: anonymous
+// pages of unix.Mmap become a memfd's where they are ([AdoptShare]), the caller's own memfd is handed over as it is
+// ([AdoptMemfd]), and anything else, Go's heap too, is reached inside the process ([AdoptProcess]). Slices of memory that was
+// given back by [Cache.Drop] or [Client.Close] must not be used where the SDK allocated it: it is unmapped.
+//
+// Errors are [*Error]; the tree of sentinels is drawn at ErrRequest.
+//
+// Package sdk/go/embed runs a node inside the program.
+//
+// Invariants of memory, layout, keys and spans, each with the test that holds it:
+//   - an error matches its row of the table, its group, and the context that was its cause: TestErrorsMatchTheirRowAndGroup,
+//     TestContextIsTheCause
+//   - what is allocated passes the daemon's checks, and both see each other's writes: TestAllocatedMemoryIsTheDaemonsToo
+//   - a size that the machine does not have is refused before a page is touched: TestHugeSizesAreRefusedFirst
+//   - adopted memory keeps its contents and address, for readers too, or is refused: TestAdoptedMemoryKeepsContentsAndAddress,
+//     TestAdoptionOfSeveralChunksUnderReaders, TestWhatCannotBeSharedIsRefused
+//   - memory has one owner, and what is not known to be fenced keeps it: TestMemoryIsAdoptedOnce,
+//     TestMemoryThatIsNotFencedStaysClaimed
+//   - views, shapes and keys are those of the Python SDK: TestViewAgreesWithNaiveModel, TestLayoutAgreesWithPython,
+//     TestChainKeysAgreeWithPython (vectors in sdk/testdata)
+//   - lists of blocks are checked whatever their type, and cost no allocation a block: TestBlocksOfAnyInteger,
+//     TestBlocksAreChecked, TestPackingAllocatesNothingPerBlock
+//   - a span is of the context's trace or of the ticket's, and never costs a connection: TestSpanBelongsToTheContext,
+//     TestSpanWithoutAContext, TestSpanLimits
+package kvxfer
