@@ -96,7 +96,7 @@ fuzz: ## every fuzz target for FUZZTIME
 	    echo "$$t in $$(dirname $$f)"; $(GO) test ./$$(dirname $$f) -run '^$$' -fuzz "^$$t\$$" -fuzztime $(FUZZTIME); done; done
 
 bench: ## ns a block and allocations
-	$(GO) test -run '^$$' -bench . -benchmem ./rdma/... ./xfer/...
+	$(GO) test -run '^$$' -bench . -benchmem ./rdma/... ./xfer/... ./sdk/go
 
 ROUNDS ?= 10000
 late-writes: $(VENV)/.test bin/kvxfer-race bin/kvxfer-nofence bin/nats-server ## more rounds than `make test` has time for; docs/late-writes.md
