@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -62,11 +63,11 @@ type connection struct {
 	gone  chan struct{} // closed: reader and writer have ended
 
 	// The daemon's exit is waited for by one goroutine at a time, which closes exited.
-	turn       chan struct{}
-	exited     chan struct{}
-	ctx        context.Context // of the wait of a lost connection's reader
-	stop       context.CancelFunc
-	goroutines sync.WaitGroup
+	turn    chan struct{}
+	exited  chan struct{}
+	ctx     context.Context // of the wait of a lost connection's reader
+	stop    context.CancelFunc
+	running atomic.Int32 // goroutines
 }
 
 func newConnection(path string, file *os.File, log *slog.Logger) (*connection, *fault.Error) {
@@ -86,13 +87,18 @@ func newConnection(path string, file *os.File, log *slog.Logger) (*connection, *
 // start starts the reader and the writer.
 func (c *connection) start(l listener) {
 	c.listener = l
-	c.goroutines.Go(c.run)
-	c.goroutines.Go(c.write)
-	go func() { // the last who leaves closes what both used
-		c.goroutines.Wait()
+	c.running.Store(2)
+	go c.leave(c.run)
+	go c.leave(c.write)
+}
+
+// leave runs the reader or the writer; the last of them closes what both used.
+func (c *connection) leave(f func()) {
+	f()
+	if c.running.Add(-1) == 0 {
 		_ = c.file.Close()
 		close(c.gone)
-	}()
+	}
 }
 
 // alive says whether requests can be made.

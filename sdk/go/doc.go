@@ -31,11 +31,13 @@
 //   - memory counts as released only by the daemon's word, its memory's return or its process's exit: TestFailedFenceIsHeld,
 //     TestDaemonKilled, TestDaemonShutsDown
 //   - a lost daemon ends everything pending, and Reconnect hands over again what is still vouched for: TestDaemonKilled,
-//     TestDaemonShutsDown; so does Close, for good: TestClosedClient
+//     TestDaemonShutsDown, TestConnectionCut; so does Close, for good: TestClosedClient
 //   - no caller waits for a daemon that does not read; what is queued is bounded and arrives whole: TestDaemonThatDoesNotRead,
 //     TestLostWhileQueued
 //   - Push.Layer is one frame without an allocation: TestLayerAllocatesNothing, BenchmarkLayer
 //   - any number of goroutines may share a client: TestManyGoroutines, TestAnswersInAnyOrder
+//   - wrong arguments are named: TestWrongArguments
+//   - a read from a holder changes nothing before its second request: TestReadFromHolder
 //   - what is not the protocol ends the connection, what is newer is passed over: TestViolations, TestNewerDaemon, FuzzFrames
 //   - a call's span says its course and is not lost: TestSpansOfCalls
 //   - what has ended is reported once, and does not pile up: TestCompletedIsBounded
