@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/registry/natsaccess"
 )
 
 func TestEverySettingHasAField(t *testing.T) {
@@ -32,7 +33,8 @@ func TestNewChecksWhatAProgramGives(t *testing.T) {
 	full := Config{Node: "n0", StateDir: dir, Socket: dir + "/s", Listen: "127.0.0.1:0", Advertise: "192.0.2.1:9", HTTP: "127.0.0.1:0", NATS: "nats://u:p@h:1",
 		TLSCert: dir + "/c", TLSKey: dir + "/k", TLSCA: dir + "/a", TLSLanes: true, Tenant: "t", AllowTenants: []AllowedTenant{{Name: "a"}, {Name: "b", UIDs: []int{5, 6}}},
 		AllowUIDs: []int{3}, Lanes: 2, MaxClients: 3, MaxRegions: 4, MaxLeases: 5, MaxTransfers: 6, DrainTimeout: time.Minute, Heartbeat: time.Second,
-		TraceFile: dir + "/t", LogLevel: "warn", LogFormat: "json", Providers: []string{"tcp"}}
+		TraceFile: dir + "/t", TraceKeep: 3, RegistryReplicas: 3, InsecureNATS: true,
+		Registry: natsaccess.Files{User: "u", Password: dir + "/p", CA: dir + "/na", Cert: dir + "/nc", Key: dir + "/nk"}, LogLevel: "warn", LogFormat: "json", Providers: []string{"tcp"}}
 	got, err = New(full)
 	require.NoError(t, err)
 	full.NoEnvironment = true

@@ -1,6 +1,7 @@
 package deptest
 
 import (
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -124,9 +125,21 @@ func TestWhoRunsANode(t *testing.T) {
 	for _, line := range strings.Split(strings.TrimSpace(string(out)), "\n") {
 		pkg, imports, _ := strings.Cut(line, ": ")
 		if strings.Contains(" "+imports+" ", " "+module+"internal/node ") {
-			assert.Contains(t, []string{module + "cmd/kvxfer", module + "sdk/go/embed"}, pkg, "only the command and sdk/go/embed run a node")
+			assert.Contains(t, []string{module + "cmd/kvxfer", module + "cmd/kvxfer/internal/doctorcmd", module + "sdk/go/embed"}, pkg, "only the command (doctor checks its providers) and sdk/go/embed run a node")
 		}
 	}
+}
+
+// TestGoClientHasNoCgo: not even the standard library's net and os/user, which use cgo where it is there, come with the Go
+// client: a program that links it builds the same with and without a C compiler.
+func TestGoClientHasNoCgo(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", "-f", "{{if .CgoFiles}}{{.ImportPath}}{{end}}", module+"sdk/go").Output()
+	require.NoError(t, err)
+	assert.Empty(t, strings.Fields(string(out)))
+	build := exec.Command("go", "build", "-o", os.DevNull, module+"sdk/go")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	said, err := build.CombinedOutput()
+	require.NoError(t, err, "%s", said)
 }
 
 // TestSimulationStaysInTests: what is simulated, and the suites, are linked into nothing that runs.

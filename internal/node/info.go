@@ -21,6 +21,9 @@ type Info struct {
 	NATSURL  string `json:"nats_url"` // of the embedded server when it listens
 }
 
+// Clients is how many are attached: a client that detached counts until its frames are read and its memory is fenced.
+func (n *Node) Clients() int { return n.engine.Stats().Clients }
+
 const infoName = "node.json"
 
 func writeInfo(dir string, info Info) error {

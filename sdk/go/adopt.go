@@ -2,6 +2,7 @@ package kvxfer
 
 import (
 	"fmt"
+	"log/slog"
 	"runtime"
 	"sync"
 	"unsafe"
@@ -32,7 +33,7 @@ const (
 	// it ends with the process: the guarantee is "live-client-only". Go's own memory may be handed over so, it does not
 	// move; the SDK keeps it from being collected.
 	AdoptProcess AdoptMode = "process"
-	// AdoptAuto is AdoptShare where that is possible, else AdoptProcess.
+	// AdoptAuto is AdoptShare where that is possible, else AdoptProcess; the log and the guarantee say which.
 	AdoptAuto AdoptMode = "auto"
 )
 
@@ -51,6 +52,7 @@ type adoptOptions struct {
 	mode     AdoptMode
 	memfd    int
 	hasMemfd bool
+	log      *slog.Logger // told of AdoptAuto's choice; nil: slog.Default()
 }
 
 func adoptOptionsOf(options []AdoptOption) (o adoptOptions) {
@@ -82,6 +84,11 @@ func adoptMemory(op, name string, buf []byte, o adoptOptions) (*memory, error) {
 	default:
 		err = m.share(e)
 		if err != nil && o.mode == AdoptAuto && (isFault(err, ErrNotSupported) || isFault(err, ErrAlreadyExists)) {
+			log := o.log
+			if log == nil {
+				log = slog.Default()
+			}
+			log.Warn("memory cannot be shared, what is promised of it ends with this process", "region", name, "reason", err.(*Error).Detail)
 			err = m.openProcess(e)
 		}
 	}

@@ -3,6 +3,7 @@ package kvxfer
 import (
 	"bytes"
 	"crypto/rand"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -177,8 +178,12 @@ func TestWhatCannotBeSharedIsRefused(t *testing.T) {
 			assert.Equal(t, fds, openFDs(t))
 			assert.Empty(t, claims.held)
 
-			m, err := adopt(c.buf, AdoptAuto)
+			var log bytes.Buffer
+			o := adoptOptionsOf([]AdoptOption{AdoptAuto})
+			o.log = slog.New(slog.NewTextHandler(&log, nil))
+			m, err := adoptMemory(adoptOp, "adopted", c.buf, o)
 			require.NoError(t, err)
+			assert.Contains(t, log.String(), c.why)
 			assert.Equal(t, GuaranteeLiveClientOnly, m.guarantee)
 			require.NoError(t, m.close())
 		})

@@ -153,12 +153,6 @@ func (c *Client) use(op string) (*session, error) {
 	return c.session, nil
 }
 
-func (c *Client) isClosed() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.closed
-}
-
 // ask is a request on no memory.
 func (c *Client) ask(ctx context.Context, r request) error {
 	s, err := c.use(r.op)

@@ -17,7 +17,32 @@
 //
 // Errors are [*Error]; the tree of sentinels is drawn at ErrRequest.
 //
+// A client has a reader and a writer, two goroutines, and none a call: the reader acts upon the daemon's frames in their order,
+// and the writer sends what the kernel did not take at once, so that no caller waits for a daemon that does not read. Between a
+// lost connection and [Client.Reconnect] the reader waits for the exit of the daemon's process, which releases what it held.
+//
 // Package sdk/go/embed runs a node inside the program.
+//
+// Invariants of clients, each with the test that holds it:
+//   - blocks and raw bytes arrive as they were, whichever way, and every end is typed: TestTransfers, TestInstance
+//   - every call ends by its context's deadline or a default that it names: TestEveryCallEnds, TestDialEnds; leases and transfers
+//     by their own too: TestDeadlinesOfTheirOwn, TestRenewal
+//   - what was granted after its caller had gone is taken back: TestLateAnswersAreUndone
+//   - memory counts as released only by the daemon's word, its memory's return or its process's exit: TestFailedFenceIsHeld,
+//     TestDaemonKilled, TestDaemonShutsDown
+//   - a lost daemon ends everything pending, and Reconnect hands over again what is still vouched for: TestDaemonKilled,
+//     TestDaemonShutsDown, TestConnectionCut; so does Close, for good: TestClosedClient
+//   - no caller waits for a daemon that does not read; what is queued is bounded and arrives whole: TestDaemonThatDoesNotRead,
+//     TestLostWhileQueued
+//   - Push.Layer is one frame without an allocation: TestLayerAllocatesNothing, BenchmarkLayer
+//   - any number of goroutines may share a client: TestManyGoroutines, TestAnswersInAnyOrder
+//   - wrong arguments are named: TestWrongArguments
+//   - a read from a holder changes nothing before its second request: TestReadFromHolder
+//   - what is not the protocol ends the connection, what is newer is passed over: TestViolations, TestNewerDaemon, FuzzFrames
+//   - a call's span says its course and is not lost: TestSpansOfCalls
+//   - what has ended is reported once, and does not pile up: TestCompletedIsBounded
+//   - no goroutine is left behind: TestMain
+//   - neither NATS, Pebble nor cgo is linked: internal/deptest
 //
 // Invariants of memory, layout, keys and spans, each with the test that holds it:
 //   - an error matches its row of the table, its group, and the context that was its cause: TestErrorsMatchTheirRowAndGroup,

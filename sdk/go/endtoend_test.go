@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 func within(t testing.TB) context.Context {
@@ -53,6 +54,26 @@ func TestTransfers(t *testing.T) {
 		for _, e := range states.Blocks {
 			assert.Equal(t, StateCommitted, e.State)
 			assert.Equal(t, got.Generation, e.Generation)
+		}
+	})
+
+	t.Run("over one provider", func(t *testing.T) {
+		ctx := within(t)
+		for _, name := range []string{"tcp", "verbs"} {
+			lease, err := dst.Lease(ctx, []int{9}, LeaseOptions{})
+			require.NoError(t, err)
+			push, err := src.Write(ctx, []int{0}, lease.Ticket(), OnlyProvider(name))
+			var sent TransferResult
+			if err == nil {
+				sent, err = push.Wait(ctx)
+			}
+			if name == "tcp" {
+				require.NoError(t, err)
+				assert.Equal(t, "tcp", sent.Provider)
+			} else {
+				require.ErrorIs(t, err, ErrNotSupported)
+			}
+			require.NoError(t, lease.Revoke(ctx))
 		}
 	})
 
@@ -279,6 +300,51 @@ func TestTransfers(t *testing.T) {
 		assert.NoError(t, lease.Err(), "the lease goes on")
 		require.NoError(t, lease.Close())
 		assert.ErrorIs(t, lease.Err(), ErrLeaseRevoked)
+	})
+
+	t.Run("adopted", func(t *testing.T) {
+		ctx := within(t)
+		spec := CacheSpec{Name: "heap", Model: "m", Layout: testLayout, NumBlocks: 4}
+		heap := make([]byte, 4*testLayout.BlockBytes())
+		_, err := cb.RegisterCache(ctx, spec, heap[1:], AdoptProcess)
+		assert.ErrorIs(t, err, ErrInvalidArgument, "another size")
+		weak, err := cb.RegisterCache(ctx, spec, heap, AdoptProcess)
+		require.NoError(t, err)
+		assert.Equal(t, GuaranteeLiveClientOnly, weak.Guarantee())
+		fill(src, 5, 0, 1)
+		lease, err := weak.Lease(ctx, []int{3, 2}, LeaseOptions{})
+		require.NoError(t, err)
+		push, err := src.Write(ctx, []int{0, 1}, lease.Ticket())
+		require.NoError(t, err)
+		_, err = push.Wait(ctx)
+		require.NoError(t, err)
+		res, err := lease.Wait(ctx)
+		require.NoError(t, err)
+		assert.Equal(t, GuaranteeLiveClientOnly, res.Guarantee)
+		requireSame(t, src, []int{0, 1}, weak, []int{3, 2})
+		require.NoError(t, weak.Drop(ctx))
+
+		pages, err := unix.Mmap(-1, 0, 1<<16, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+		require.NoError(t, err)
+		defer func() { _ = unix.Munmap(pages) }()
+		copy(pages[100:], "it was there")
+		region, err := cb.RegisterRegion(ctx, "pages", pages)
+		require.NoError(t, err)
+		assert.Equal(t, "full", region.Guarantee())
+		assert.Equal(t, "it was there", string(region.Memory()[100:112]))
+		adv, err := region.Advertise(ctx, AdvertiseOptions{Uses: 1})
+		require.NoError(t, err)
+		raw, err := ca.AllocateRegion(ctx, "other", 10)
+		require.NoError(t, err)
+		copy(raw.Memory(), "here")
+		s, err := raw.Writev(ctx, []Range{{0, 107, 4}}, adv.Ticket())
+		require.NoError(t, err)
+		_, err = s.Wait(ctx)
+		require.NoError(t, err)
+		assert.Equal(t, "it was here", string(pages[100:111]))
+		require.NoError(t, raw.Deregister(ctx))
+		require.NoError(t, region.Deregister(ctx))
+		assert.Equal(t, "it was here", string(pages[100:111]), "they are the caller's")
 	})
 
 	t.Run("daemon", func(t *testing.T) {

@@ -72,7 +72,7 @@ func (g *grant[T]) TransferID() string {
 }
 
 // Revoke takes the permission back and returns when the memory is fenced: after nil no byte of it can land any more. It
-// returns nil too when it had ended well before, and [held.Wait] says which it was. DeadlineExceeded (Released false) when
+// returns nil too when it had ended well before, and Wait says which it was. DeadlineExceeded (Released false) when
 // there is no fence before ctx ends, 10 seconds where it has no deadline: it goes on, see WaitReleased.
 func (g *grant[T]) Revoke(ctx context.Context) error {
 	op := g.op + ".revoke"

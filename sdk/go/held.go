@@ -197,8 +197,19 @@ func (h *held[T]) endSpan(v *T, e *fault.Error) {
 	if sp == nil {
 		return
 	}
+	if h.place != "" && h.ids != nil {
+		sp.set("kvxfer.cache", h.place)
+	}
 	if h.describe != nil {
 		h.describe(sp, v)
+	}
+	if e == nil {
+		sp.set("kvxfer.result", "DONE")
+	} else {
+		sp.set("kvxfer.result", e.Code.String())
+		if e.MayHaveWritten {
+			sp.set("kvxfer.may_have_written", true)
+		}
 	}
 	h.sess.endSpan(sp, e)
 }

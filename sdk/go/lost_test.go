@@ -202,3 +202,31 @@ func TestInstance(t *testing.T) {
 	_, err = ranks[0].Granted(short, id)
 	assert.ErrorIs(t, err, ErrDeadlineExceeded)
 }
+
+// TestConnectionCut: the daemon lives on. Nothing is released until it has taken the memory again, which fences what the lost
+// connection had begun.
+func TestConnectionCut(t *testing.T) {
+	n := startNode(t, "n0")
+	c := dial(t, n.Info().Socket)
+	src, dst := allocate(t, c, "src", 8), allocate(t, c, "dst", 8)
+	commit(t, src, dst, 0, 1)
+	lease, err := dst.Lease(within(t), []int{4}, LeaseOptions{})
+	require.NoError(t, err)
+	push, err := src.Write(within(t), []int{5}, lease.Ticket(), Layerwise())
+	require.NoError(t, err)
+	epoch := c.Epoch()
+	c.now().conn.shutdown()
+	for _, e := range []Ended{lease, push} {
+		<-e.Done()
+		assert.ErrorIs(t, e.Err(), ErrDaemonUnavailable)
+		assert.False(t, e.Released())
+	}
+	assert.ErrorIs(t, lease.Revoke(within(t)), ErrDaemonUnavailable)
+	served, err := c.Reconnect(within(t))
+	require.NoError(t, err)
+	assert.Equal(t, epoch, c.Epoch())
+	assert.Equal(t, []uint32{0, 1}, served["dst"])
+	assert.True(t, lease.Released() && push.Released())
+	commit(t, src, dst, 4, 5)
+	require.NoError(t, dst.Drop(within(t)))
+}

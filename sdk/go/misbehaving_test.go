@@ -192,7 +192,7 @@ func TestDaemonThatDoesNotRead(t *testing.T) {
 		return len(conn.calls) == 1
 	}, patience, time.Millisecond)
 	conn.mu.Lock()
-	conn.room = 13 << 20
+	conn.room = 15 << 20
 	conn.mu.Unlock()
 	big := make([]byte, 4<<20)
 	for i := 0; i < len(big); i += 509 {

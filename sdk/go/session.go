@@ -29,6 +29,7 @@ type transferHandle interface {
 	handle
 	onTransfer(*wire.TransferEvent) (released bool)
 	onReleased()
+	isOver() bool
 }
 
 // session is one greeted connection and what is on it. A handle stays in its table until its memory is released: until
@@ -218,11 +219,17 @@ func (s *session) onEvent(f *wire.Frame) error {
 		}
 		s.mu.Lock()
 		h := s.transfers[e.Transfer]
+		s.mu.Unlock()
+		if h == nil {
+			return nil
+		}
+		if !h.isOver() {
+			return violated("transfer", "%d is released before its end was told", e.Transfer)
+		}
+		s.mu.Lock()
 		delete(s.transfers, e.Transfer)
 		s.mu.Unlock()
-		if h != nil {
-			h.onReleased()
-		}
+		h.onReleased()
 	case wire.KindEventGranted:
 		var e wire.GrantedEvent
 		if err := f.Decode(&e); err != nil {

@@ -59,6 +59,12 @@ func OfInstance(name string) TransferOption {
 	return func(o *transferOptions) { o.identity.Instance = name }
 }
 
+// OnlyProvider names the one provider that may carry the transfer, "shm" or "tcp". Where it does not reach the peer the transfer
+// ends with PeerUnreachable, where one of the nodes does not have it with NotSupported, and the reason is told; nothing falls back.
+func OnlyProvider(name string) TransferOption {
+	return func(o *transferOptions) { o.identity.Provider = name }
+}
+
 func transferOptionsOf(op string, options []TransferOption) (o transferOptions, err error) {
 	o.attempt = 1
 	for _, f := range options {
@@ -71,6 +77,11 @@ func transferOptionsOf(op string, options []TransferOption) (o transferOptions, 
 	}
 	if o.identity.Instance != "" {
 		if err := checkName(op, "instance", o.identity.Instance); err != nil {
+			return o, err
+		}
+	}
+	if o.identity.Provider != "" {
+		if err := checkName(op, "provider", o.identity.Provider); err != nil {
 			return o, err
 		}
 	}

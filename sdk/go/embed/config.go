@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kvxfer/kvxfer/internal/config"
+	"github.com/kvxfer/kvxfer/registry/natsaccess"
 )
 
 // Config are the settings of a node; `kvxfer serve --help` says each one's range. An empty field has the default that stands
@@ -25,13 +26,22 @@ type Config struct {
 	Listen string
 	// Advertise is what peers dial. "": Listen, or where that is every address, an error.
 	Advertise string
-	// HTTP is the port of /healthz, /readyz and /status. "": none.
+	// HTTP is the port of /healthz, /readyz, /status and /metrics. "": none.
 	HTTP string
 
 	// NATS are the registry's URLs, separated by commas. "": a server of the node's own, inside the process.
 	NATS string
 	// NATSListen is the port of that server for other nodes. "": none.
 	NATSListen string
+	// RegistryReplicas is how many servers of a NATS cluster keep the registry, 1, 3 or 5. 0: 1.
+	RegistryReplicas int
+	// NATSCreds (user JWT and seed), or NATSUser with NATSPasswordFile, or NATSTokenFile are what this node shows to the NATS server, or
+	// what its own server asks of others. Files, which are read again for every connection.
+	NATSCreds, NATSUser, NATSPasswordFile, NATSTokenFile string
+	// NATSTLSCA are the authorities that sign the NATS server's certificate, NATSTLSCert and NATSTLSKey this node's own there: PEM files.
+	NATSTLSCA, NATSTLSCert, NATSTLSKey string
+	// InsecureNATS permits the node's own server beyond loop-back without credentials: on a network that you trust.
+	InsecureNATS bool
 
 	// TLSCert, TLSKey and TLSCA are PEM files: this node's certificate, its key, and who signs peers'. All three or none.
 	TLSCert, TLSKey, TLSCA string
@@ -63,6 +73,8 @@ type Config struct {
 
 	// TraceFile is a file that traces are appended to, as OTLP JSON lines. "": none.
 	TraceFile string
+	// TraceKeep is how many finished spans stay in memory for `kvxfer trace`. 0: 8192 where traces go to a file or a collector.
+	TraceKeep int
 	// OTelEnvironment exports traces as the program's OTEL_* variables say (docs/tracing.md), under a tracer provider of the
 	// node's own: the node also exports spans of its clients under ids of theirs, which a provider of the program's could not.
 	OTelEnvironment bool
@@ -86,7 +98,10 @@ func (c Config) checked() (*config.Config, error) {
 		Node: c.Node, StateDir: c.StateDir, Socket: c.Socket, Listen: c.Listen, Advertise: c.Advertise, HTTP: c.HTTP, NATS: c.NATS, NATSListen: c.NATSListen,
 		TLSCert: c.TLSCert, TLSKey: c.TLSKey, TLSCA: c.TLSCA, TLSLanes: c.TLSLanes, InsecurePeers: c.InsecurePeers, Tenant: c.Tenant, AllowUIDs: c.AllowUIDs,
 		Lanes: c.Lanes, MaxClients: c.MaxClients, MaxRegions: c.MaxRegions, MaxLeases: c.MaxLeases, MaxTransfers: c.MaxTransfers,
-		DrainTimeout: c.DrainTimeout, Heartbeat: c.Heartbeat, TraceFile: c.TraceFile, Providers: c.Providers,
+		DrainTimeout: c.DrainTimeout, Heartbeat: c.Heartbeat, TraceFile: c.TraceFile, TraceKeep: c.TraceKeep,
+		RegistryReplicas: c.RegistryReplicas, InsecureNATS: c.InsecureNATS,
+		Registry:  natsaccess.Files{Creds: c.NATSCreds, User: c.NATSUser, Password: c.NATSPasswordFile, Token: c.NATSTokenFile, CA: c.NATSTLSCA, Cert: c.NATSTLSCert, Key: c.NATSTLSKey},
+		Providers: c.Providers,
 	}
 	if in.Listen == "" {
 		in.Listen = anyPort

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/internal/node"
@@ -117,11 +118,29 @@ func (n *Node) Failed() <-chan error { return n.node.Failed() }
 func (n *Node) Close(ctx context.Context) error {
 	n.once.Do(func() {
 		n.node.Drain(ctx)
+		attached := n.node.Clients()
 		err := n.client.Close() // while there is somebody to say that its memory is fenced
+		n.awaitDetached(ctx, attached)
 		n.node.Close(ctx)
 		n.err = errors.Join(err, n.removeDirs())
 	})
 	return n.err
+}
+
+// detachTimeout bounds the wait for the end of the program's own client, beside which others may come and go.
+const detachTimeout = time.Second
+
+// awaitDetached waits until the node has read what its client sent last, the spans among it. The socket tells nobody when
+// the other end has read everything, and the node, unlike a daemon of another process, would end before that.
+func (n *Node) awaitDetached(ctx context.Context, attached int) {
+	ctx, cancel := context.WithTimeout(ctx, detachTimeout)
+	defer cancel()
+	for n.node.Clients() >= attached && ctx.Err() == nil {
+		select {
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+		}
+	}
 }
 
 // typed makes the daemon's errors the SDK's, several of them each.

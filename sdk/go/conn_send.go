@@ -1,0 +1,217 @@
+package kvxfer
+
+import (
+	"bytes"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/internal/wire"
+)
+
+// chunk is bytes that wait for the socket, with a duplicate of the descriptor that goes with their first byte (-1: none).
+type chunk struct {
+	data []byte
+	fd   int
+}
+
+// outgoing is one attempt to send, kept here so that it costs no allocation.
+type outgoing struct {
+	head, data, oob []byte
+	n               int
+	err             error
+	try             func(fd uintptr)
+}
+
+func (c *connection) submit(r request) (*call, *fault.Error) {
+	f, err := wire.NewFrame(r.kind, 0, r.body, r.data)
+	if err != nil {
+		return nil, again(fault.From(r.op, err), r.op)
+	}
+	call := &call{request: r, done: make(chan struct{})}
+	fd := -1
+	if r.hasFD {
+		fd, f.FDs = r.fd, 1
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if fe := c.checkAlive(r.op); fe != nil {
+		return nil, fe
+	}
+	c.last++
+	f.Request = c.last
+	c.calls[f.Request] = call
+	if fe := c.send(&f, fd); fe != nil {
+		delete(c.calls, f.Request)
+		return nil, again(fe, r.op)
+	}
+	return call, nil
+}
+
+// checkAlive is called with the lock held.
+func (c *connection) checkAlive(op string) *fault.Error {
+	switch {
+	case c.closing:
+		return fault.New(fault.Closed, op, "the client was closed")
+	case c.lost != nil:
+		return again(c.lost, op)
+	}
+	return nil
+}
+
+// send sends or queues a frame; the lock is held, so frames never mix.
+func (c *connection) send(f *wire.Frame, fd int) *fault.Error {
+	head := make([]byte, wire.HeaderSize, wire.HeaderSize+len(f.JSON)+joined)
+	wire.PutHeader(head, wire.Header{Kind: f.Kind, Flags: f.Flags, Request: f.Request, JSON: uint32(len(f.JSON)), Array: uint32(len(f.Array)), FDs: f.FDs})
+	head = append(head, f.JSON...)
+	if len(f.Array) <= joined {
+		return c.sendBytes(append(head, f.Array...), nil, fd)
+	}
+	return c.sendBytes(head, f.Array, fd)
+}
+
+func (c *connection) sendBytes(head, data []byte, fd int) *fault.Error {
+	if c.queued+len(head)+len(data) > c.room {
+		e := fault.New(fault.ResourceExhausted, "send", "%d bytes wait for a daemon that does not read", c.queued)
+		e.Field = "queue"
+		return e
+	}
+	sent := 0
+	if len(c.queue) == 0 && !c.sendFailed {
+		c.out.head, c.out.data, c.out.oob = head, data, nil
+		if fd >= 0 {
+			c.out.oob = unix.UnixRights(fd)
+		}
+		if err := c.raw.Control(c.out.try); err != nil {
+			c.out.n, c.out.err = 0, err
+		}
+		sent = c.out.n
+		c.out.head, c.out.data, c.out.oob = nil, nil, nil
+		switch c.out.err {
+		case nil, unix.EAGAIN, unix.EINTR:
+		default: // the reader first reads what the daemon may have said about the reason
+			c.sendFailed = true
+			c.shutdown()
+		}
+		if sent > 0 {
+			fd = -1
+		}
+	}
+	if sent == len(head)+len(data) || c.sendFailed {
+		return nil
+	}
+	if fd >= 0 {
+		d, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			return fault.New(fault.ResourceExhausted, "send", "no file descriptor: %v", err)
+		}
+		fd = d
+	}
+	// Copies: both may be the caller's or the next frame's before the daemon reads.
+	if sent < len(head) {
+		c.enqueue(head[sent:], fd)
+		fd, sent = -1, len(head)
+	}
+	if rest := data[sent-len(head):]; len(rest) > 0 {
+		c.enqueue(rest, fd)
+	}
+	select {
+	case c.work <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+// enqueue copies b into the queue; the lock is held. Small frames share a chunk, which costs neither an allocation nor a
+// system call for each. What the writer is about to send of that chunk lies before what is appended.
+func (c *connection) enqueue(b []byte, fd int) {
+	c.queued += len(b)
+	if n := len(c.queue); n > 0 && fd < 0 && len(c.queue[n-1].data)+len(b) <= chunkBytes {
+		c.queue[n-1].data = append(c.queue[n-1].data, b...)
+		return
+	}
+	c.queue = append(c.queue, chunk{bytes.Clone(b), fd})
+}
+
+// sendOnce hands the kernel what it takes without waiting.
+func (c *connection) sendOnce(fd uintptr) {
+	o := &c.out
+	const flags = unix.MSG_DONTWAIT | unix.MSG_NOSIGNAL
+	if len(o.data) == 0 {
+		o.n, o.err = unix.SendmsgN(int(fd), o.head, o.oob, nil, flags)
+	} else {
+		o.n, o.err = unix.SendmsgBuffers(int(fd), [][]byte{o.head, o.data}, o.oob, nil, flags)
+	}
+	if o.err != nil {
+		o.n = 0
+	}
+}
+
+// write sends what is queued. Nobody else sends while there is something, and nobody else takes from the queue.
+func (c *connection) write() {
+	for {
+		select {
+		case <-c.work:
+		case <-c.ended:
+			return
+		}
+		for {
+			c.mu.Lock()
+			if len(c.queue) == 0 || c.lost != nil {
+				c.mu.Unlock()
+				break
+			}
+			ch := c.queue[0]
+			c.mu.Unlock()
+			n, err := c.writeChunk(ch)
+			c.mu.Lock()
+			if c.lost != nil { // the reader has closed everything
+				c.mu.Unlock()
+				break
+			}
+			if err != nil {
+				c.sendFailed = true
+				c.dropQueue()
+				c.shutdown()
+				c.mu.Unlock()
+				break
+			}
+			if n > 0 && ch.fd >= 0 {
+				_ = unix.Close(ch.fd)
+				c.queue[0].fd = -1
+			}
+			c.queued -= n
+			if c.queue[0].data = c.queue[0].data[n:]; len(c.queue[0].data) == 0 {
+				c.queue[0] = chunk{}
+				c.queue = c.queue[1:]
+			}
+			c.mu.Unlock()
+		}
+	}
+}
+
+// writeChunk waits until the socket takes something, or the connection ends.
+func (c *connection) writeChunk(ch chunk) (n int, err error) {
+	var oob []byte
+	if ch.fd >= 0 {
+		oob = unix.UnixRights(ch.fd)
+	}
+	waitErr := c.raw.Write(func(fd uintptr) bool {
+		n, err = unix.SendmsgN(int(fd), ch.data, oob, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+		return err != unix.EAGAIN && err != unix.EINTR
+	})
+	if err == nil {
+		err = waitErr
+	}
+	return n, err
+}
+
+// dropQueue is called with the lock held.
+func (c *connection) dropQueue() {
+	for _, ch := range c.queue {
+		if ch.fd >= 0 {
+			_ = unix.Close(ch.fd)
+		}
+	}
+	c.queue, c.queued = nil, 0
+}
