@@ -73,10 +73,12 @@ def test_clocks_apart(apart: list[Daemon], attach: Attach, rng: random.Random, p
         expired.wait_released(PATIENCE)
         assert time.monotonic() - began >= 0.4
         began = time.monotonic()
-        push = source.write([0], to=target.lease([0]).ticket, layerwise=True, timeout=0.4)
+        late = target.lease([0])
+        push = source.write([0], to=late.ticket, layerwise=True, timeout=0.4)
         with pytest.raises(kvxfer.DeadlineExceeded):
             push.wait(PATIENCE)
         assert time.monotonic() - began >= 0.4
+        late.wait_released(PATIENCE)
 
     # Nobody vanishes who lives, and who is killed does.
     for client in clients:

@@ -159,12 +159,14 @@ def test_nothing_gathers(nats: NatsServer, daemon: Start, provider: str) -> None
     def cycle() -> None:
         with witness.connect() as decode, peer.connect() as prefill:
             source, target = allocate(prefill, "source"), allocate(decode, "target")
-            back = target.write([0], to=source.lease([0], ttl=LONG).ticket, layerwise=True, timeout=LONG)
+            other = source.lease([0], ttl=LONG)
+            back = target.write([0], to=other.ticket, layerwise=True, timeout=LONG)
             lease = target.lease([1], ttl=LONG)
             push = source.write([1], to=lease.ticket, layerwise=True, timeout=LONG)
             push.layer(0)
             back.layer(0)
             lease.wait_layer(0, PATIENCE)
+            other.wait_layer(0, PATIENCE)
             peer.kill()
             for pending in (back, lease):
                 with pytest.raises(kvxfer.PeerLost):

@@ -10,6 +10,6 @@
 // Invariants, each with the test that holds it:
 //   - docs/metrics.md says what List says: TestDocsList
 //   - every name has a row and every row a name, a unit and a meaning: TestListIsWhole
-//   - the Prometheus names are those that the exporter makes: internal/telemetry TestExporterMakesTheListedNames
+//   - the Prometheus names are those that the exporter makes: held by a test of package telemetry, which has the exporter
 //   - a daemon shows these metrics, with these attributes and values, and no others: test/integration test_metrics.py
 package instrument
