@@ -34,6 +34,8 @@
 //   - LinkUp comes before a link's first frame, frames in order from one goroutine, LinkDown once and last:
 //     TestFramesInOrder, TestLinkDownOnce, TestManyLinksComeAndGo
 //   - the dialer reaches the incarnation that it wants or gets StaleEpoch: TestStaleEpoch, TestAnotherNodeAnswers
+//   - an incarnation that speaks no common version is noted once, its dialers' errors are typed: TestStrangersAreNotedOnce,
+//     TestDialerSaysWhatItCannotDo
 //   - one live link a peer, epoch and tenant; who stops waiting for it disturbs nobody: TestSingleFlight,
 //     TestOneCallerGivesUp, TestReconnect
 //   - a provider that does not reach the peer is replaced by the next, with the reason, and is not tried again at once:

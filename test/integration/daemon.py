@@ -22,6 +22,7 @@ import kvxfer
 ROOT = Path(__file__).resolve().parents[2]
 BINARY = ROOT / "bin" / "kvxfer-race"
 NOFENCE_BINARY = ROOT / "bin" / "kvxfer-nofence"
+NEXT_BINARY = ROOT / "bin" / "kvxfer-next"
 PLAIN_BINARY = ROOT / "bin" / "kvxfer"
 NATS_SERVER = ROOT / "bin" / "nats-server"
 
@@ -41,7 +42,8 @@ def until(
 
 
 class Daemon:
-    """One ``kvxfer serve``. ``args`` win over the defaults; ``prefix`` is a command that runs it."""
+    """One ``kvxfer serve``. ``args`` win over the defaults; ``prefix`` is a command that runs it; another
+    ``binary`` may be put in before the next start."""
 
     def __init__(
         self,
@@ -54,7 +56,7 @@ class Daemon:
         binary: Path = BINARY,
         logs: Path | None = None,
     ) -> None:
-        self.name, self.state, self._binary = name, state, binary
+        self.name, self.state, self.binary = name, state, binary
         self.socket = run / f"{name}.sock"
         self.trace_file = (logs or state) / "trace.jsonl"
         self.log_path = (logs or state) / "log.txt"
@@ -66,7 +68,7 @@ class Daemon:
     def start(self, wait: bool = True) -> Daemon:
         """Start the process, by default until it serves."""
         command = [
-            *self.prefix, str(self._binary), "serve", "--node", self.name, "--state-dir", str(self.state),
+            *self.prefix, str(self.binary), "serve", "--node", self.name, "--state-dir", str(self.state),
             "--socket", str(self.socket), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0",
             "--trace-file", str(self.trace_file), *self._args,
         ]  # fmt: skip
@@ -282,6 +284,21 @@ class NatsServer:
             s.sendall(b"CONNECT {}\r\nSUB in 1\r\n")
             subjects = ask("INFO", subjects_filter=">").get("state", {}).get("subjects") or {}
             return [subject.removeprefix("$KV.kvxfer.") for subject in subjects if there(subject)]
+
+    def entry(self, key: str) -> dict[str, Any]:
+        """What the registry holds under a key."""
+        raw = json.dumps({"last_by_subj": f"$KV.kvxfer.{key}"})
+        with socket.create_connection(("127.0.0.1", self.port), PATIENCE) as s, s.makefile("rb") as answers:
+            s.sendall(
+                b"CONNECT {}\r\nSUB in 1\r\n"
+                + f"PUB $JS.API.STREAM.MSG.GET.KV_kvxfer in {len(raw)}\r\n{raw}\r\n".encode()
+            )
+            for line in answers:
+                if line.startswith(b"MSG "):
+                    message = json.loads(answers.read(int(line.split()[-1])))["message"]
+                    entry: dict[str, Any] = json.loads(base64.b64decode(message["data"]))
+                    return entry
+        raise AssertionError("the NATS server closed the connection")
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal."""

@@ -1,0 +1,177 @@
+"""A fleet is upgraded one daemon after the other while its clients work: every request is served in the end, what
+fails meanwhile says by its type that it may be made again, and no block is ever served with another's bytes."""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import itertools
+import random
+import threading
+from collections.abc import Callable
+
+import kvxfer
+
+from conftest import Attach, Start
+from contents import allocate, pieces
+from daemon import BINARY, NEXT_BINARY, PATIENCE, NatsServer, until
+
+LAYOUT = kvxfer.Layout(layers=4, kv_heads=2, head_dim=64, dtype="float32", block_tokens=16)
+"""64 KiB a block."""
+
+BLOCKS = 3
+"""Of a request."""
+
+PROGRESS = 4
+"""Requests that every pair must have served between two restarts: pushes and pulls."""
+
+COMMITTED = 2
+
+
+class Fleet:
+    """What the pairs share: a client of each node with a source and a target, and what went wrong."""
+
+    def __init__(self, clients: list[kvxfer.Client], pairs: int) -> None:
+        self.clients = clients
+        self.caches = [
+            tuple(allocate(c, name, LAYOUT, pairs * BLOCKS) for name in ("source", "target")) for c in clients
+        ]
+        self.stopping = threading.Event()
+        self.wrong: list[BaseException] = []
+        self.failures: collections.Counter[str] = collections.Counter()
+        """By the error's name: what failed and was made again."""
+
+    def serve(self, request: Callable[[], None]) -> bool:
+        """Make a request until it is served, as docs/upgrading.md has it. False: the fleet stops."""
+        while not self.stopping.is_set():
+            try:
+                for client in self.clients:
+                    client.reconnect(PATIENCE)
+                request()
+                return True
+            except kvxfer.KvxferError as e:
+                assert e.retryable, repr(e)
+                self.failures[type(e).__name__] += 1
+            self.stopping.wait(0.02)
+        return False
+
+
+class Pair(threading.Thread):
+    """An engine's two ends: pushes and pulls in turn, from one node to another, on blocks of their own."""
+
+    def __init__(self, fleet: Fleet, source: int, target: int, index: int, seed: int) -> None:
+        super().__init__(name=f"{source}->{target}")
+        self.fleet, self.served = fleet, 0
+        self._rng = random.Random(seed)
+        self._source, self._target = fleet.caches[source][0], fleet.caches[target][1]
+        self._blocks = list(range(index * BLOCKS, (index + 1) * BLOCKS))
+        self._committed: dict[tuple[int, int], str] = {}
+        """For each target block and generation the digest of what was sent."""
+
+    def run(self) -> None:
+        """Until the fleet stops."""
+        try:
+            for request in itertools.cycle([self.push, self.pull]):
+                pieces(self._source)[:, :, self._blocks] = self._rng.randrange(256)
+                for block in self._blocks:
+                    pieces(self._source)[:, 0, block, :16] = list(self._rng.randbytes(16))
+                if not self.fleet.serve(request):
+                    return
+                self.served += 1
+        except BaseException as e:
+            self.fleet.wrong.append(e)
+
+    def push(self) -> None:
+        """A lease, and a push of each layer as it is computed."""
+        self.look()
+        with self._target.lease(self._blocks, ttl=PATIENCE) as lease:
+            self._expect(lease.generation)
+            push = self._source.write(self._blocks, to=lease.ticket, layerwise=True, timeout=PATIENCE)
+            try:
+                for layer in range(LAYOUT.layers):
+                    push.layer(layer)
+                    self.fleet.stopping.wait(0.005)
+                push.finish()
+                push.wait()
+                lease.wait()
+            except kvxfer.KvxferError:
+                push.cancel()
+                raise
+            finally:
+                until_released(push)
+        assert self.look() == set(self._blocks)
+
+    def pull(self) -> None:
+        """A read lease, and a pull under it."""
+        self.look()
+        with self._source.lease(self._blocks, mode="read", ttl=PATIENCE) as offer:
+            pull = self._target.read(self._blocks, source=offer.ticket, timeout=PATIENCE)
+            try:
+                self._expect(pull.wait().generation)
+            finally:
+                until_released(pull)
+        assert self.look() == set(self._blocks)
+
+    def look(self) -> set[int]:
+        """The own blocks that the target's daemon serves: they hold what was sent under their generation."""
+        states = self._target.block_states()
+        served = set()
+        for block, state, generation in zip(states.blocks, states.states, states.generations, strict=True):
+            if block in self._blocks and state == COMMITTED:
+                assert digest(self._target, block) == self._committed[block, generation], (self.name, block)
+                served.add(block)
+        return served
+
+    def _expect(self, generation: int) -> None:
+        for block in self._blocks:
+            self._committed[block, generation] = digest(self._source, block)
+
+
+def digest(cache: kvxfer.Cache, block: int) -> str:
+    """Stands for a block's bytes."""
+    return hashlib.sha256(pieces(cache)[:, :, block].tobytes()).hexdigest()
+
+
+def until_released(transfer: kvxfer.Push | kvxfer.Pull) -> None:
+    """Its memory is free when its daemon says so or has exited: before that the source must not change."""
+    try:
+        transfer.wait_released(PATIENCE)
+    except kvxfer.DeadlineExceeded as e:
+        raise AssertionError(f"{transfer} stays held") from e
+
+
+def test_rolling_upgrade(nats: NatsServer, daemon: Start, attach: Attach, rng: random.Random) -> None:
+    """Three nodes under load in both directions of every pair: each becomes the next version, one goes back."""
+    daemons = [daemon(f"n{i}", "--nats", nats.url) for i in range(3)]
+    ways = list(itertools.permutations(range(3), 2))
+    fleet = Fleet([attach(d) for d in daemons], len(ways))
+    pairs = [Pair(fleet, a, b, i, rng.getrandbits(32)) for i, (a, b) in enumerate(ways)]
+
+    def progress() -> None:
+        """Every pair has served some more."""
+        enough = [p.served + PROGRESS for p in pairs]
+
+        def done() -> bool:
+            assert not fleet.wrong, fleet.wrong
+            return all(p.served >= n for p, n in zip(pairs, enough, strict=True))
+
+        until("every pair to be served", done)
+
+    for p in pairs:
+        p.start()
+    try:
+        progress()
+        for d, binary in [*((d, NEXT_BINARY) for d in daemons), (daemons[0], BINARY)]:
+            epoch = d.info["epoch"]
+            d.stop()
+            d.binary = binary
+            d.start()
+            assert d.info["epoch"] != epoch
+            progress()
+    finally:
+        fleet.stopping.set()
+        for p in pairs:
+            p.join(PATIENCE)
+    assert not fleet.wrong, fleet.wrong
+    print(f"{sum(p.served for p in pairs)} requests served; made again: {dict(fleet.failures)}")
+    assert fleet.failures, "nothing was ever under way when a daemon ended: the test has watched nothing"
