@@ -56,5 +56,6 @@
 //     TestScatterListsAreBoundedBeforeTheyArePlanned
 //   - a part that commits while it is taken back is evicted, whoever is left: TestPartThatCommitsWhileItIsTakenBack
 //   - memory with a cache in it is never raw or gone, whichever requests meet: TestCacheMeetsTheRegionsEnd
+//   - a fleet restarts under load without a request lost or a wrong byte: test_rolling_upgrade (test/integration)
 //   - nodes agree on durations alone, their clocks may be hours apart: TestClocksHoursApart
 package xfer

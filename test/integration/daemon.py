@@ -42,8 +42,7 @@ def until(
 
 
 class Daemon:
-    """One ``kvxfer serve``. ``args`` win over the defaults; ``prefix`` is a command that runs it; another
-    ``binary`` may be put in before the next start."""
+    """One ``kvxfer serve``. ``args`` win over the defaults; ``prefix`` is a command that runs it."""
 
     def __init__(
         self,
@@ -56,7 +55,7 @@ class Daemon:
         binary: Path = BINARY,
         logs: Path | None = None,
     ) -> None:
-        self.name, self.state, self.binary = name, state, binary
+        self.name, self.state, self._binary = name, state, binary
         self.socket = run / f"{name}.sock"
         self.trace_file = (logs or state) / "trace.jsonl"
         self.log_path = (logs or state) / "log.txt"
@@ -68,7 +67,7 @@ class Daemon:
     def start(self, wait: bool = True) -> Daemon:
         """Start the process, by default until it serves."""
         command = [
-            *self.prefix, str(self.binary), "serve", "--node", self.name, "--state-dir", str(self.state),
+            *self.prefix, str(self._binary), "serve", "--node", self.name, "--state-dir", str(self.state),
             "--socket", str(self.socket), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0",
             "--trace-file", str(self.trace_file), *self._args,
         ]  # fmt: skip
@@ -102,6 +101,11 @@ class Daemon:
     def running(self) -> bool:
         """Whether it has served and not ended."""
         return self.process is not None and self.process.poll() is None and bool(self.info)
+
+    def replace(self, binary: Path) -> Daemon:
+        """Start another build of it, where this one has ended."""
+        self._binary = binary
+        return self.start()
 
     def wait_ready(self) -> None:
         """Wait until the node says that it serves."""

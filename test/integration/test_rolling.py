@@ -1,5 +1,8 @@
-"""A fleet is upgraded one daemon after the other while its clients work: every request is served in the end, what
-fails meanwhile says by its type that it may be made again, and no block is ever served with another's bytes."""
+"""A fleet is upgraded one daemon after the other while its clients work.
+
+Every request is served in the end, what fails meanwhile says by its type that it may be made again, and no
+block is ever served with another's bytes.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import threading
 from collections.abc import Callable
 
 import kvxfer
+import pytest
 
 from conftest import Attach, Start
 from contents import allocate, pieces
@@ -26,6 +30,9 @@ PROGRESS = 4
 """Requests that every pair must have served between two restarts: pushes and pulls."""
 
 COMMITTED = 2
+
+CUTS, DIES = 1, 2
+"""The nodes that do not drain."""
 
 
 class Fleet:
@@ -50,7 +57,8 @@ class Fleet:
                 request()
                 return True
             except kvxfer.KvxferError as e:
-                assert e.retryable, repr(e)
+                if not e.retryable:
+                    raise
                 self.failures[type(e).__name__] += 1
             self.stopping.wait(0.02)
         return False
@@ -86,6 +94,7 @@ class Pair(threading.Thread):
         self.look()
         with self._target.lease(self._blocks, ttl=PATIENCE) as lease:
             self._expect(lease.generation)
+            self._travel()
             push = self._source.write(self._blocks, to=lease.ticket, layerwise=True, timeout=PATIENCE)
             try:
                 for layer in range(LAYOUT.layers):
@@ -105,6 +114,7 @@ class Pair(threading.Thread):
         """A read lease, and a pull under it."""
         self.look()
         with self._source.lease(self._blocks, mode="read", ttl=PATIENCE) as offer:
+            self._travel()
             pull = self._target.read(self._blocks, source=offer.ticket, timeout=PATIENCE)
             try:
                 self._expect(pull.wait().generation)
@@ -121,6 +131,10 @@ class Pair(threading.Thread):
                 assert digest(self._target, block) == self._committed[block, generation], (self.name, block)
                 served.add(block)
         return served
+
+    def _travel(self) -> None:
+        """A ticket takes a while from the one engine to the other."""
+        self.fleet.stopping.wait(self._rng.random() * 0.03)
 
     def _expect(self, generation: int) -> None:
         for block in self._blocks:
@@ -140,9 +154,16 @@ def until_released(transfer: kvxfer.Push | kvxfer.Pull) -> None:
         raise AssertionError(f"{transfer} stays held") from e
 
 
-def test_rolling_upgrade(nats: NatsServer, daemon: Start, attach: Attach, rng: random.Random) -> None:
-    """Three nodes under load in both directions of every pair: each becomes the next version, one goes back."""
-    daemons = [daemon(f"n{i}", "--nats", nats.url) for i in range(3)]
+@pytest.mark.parametrize("provider", ["tcp", "shm"])
+def test_rolling_upgrade(
+    nats: NatsServer, daemon: Start, attach: Attach, rng: random.Random, provider: str
+) -> None:
+    """Three nodes under load in both directions of every pair: each becomes the next version and goes back.
+    One drains as long as it takes, one cuts off what runs, one dies."""
+    drain = (["--drain-timeout", "0s"] if i == CUTS else [] for i in range(3))
+    daemons = [
+        daemon(f"n{i}", "--nats", nats.url, "--providers", provider, *more) for i, more in enumerate(drain)
+    ]
     ways = list(itertools.permutations(range(3), 2))
     fleet = Fleet([attach(d) for d in daemons], len(ways))
     pairs = [Pair(fleet, a, b, i, rng.getrandbits(32)) for i, (a, b) in enumerate(ways)]
@@ -161,11 +182,13 @@ def test_rolling_upgrade(nats: NatsServer, daemon: Start, attach: Attach, rng: r
         p.start()
     try:
         progress()
-        for d, binary in [*((d, NEXT_BINARY) for d in daemons), (daemons[0], BINARY)]:
+        for binary, d in itertools.product([NEXT_BINARY, BINARY, NEXT_BINARY], daemons):
             epoch = d.info["epoch"]
-            d.stop()
-            d.binary = binary
-            d.start()
+            if d is daemons[DIES]:
+                d.kill()
+            else:
+                d.stop()
+            d.replace(binary)
             assert d.info["epoch"] != epoch
             progress()
     finally:

@@ -1,6 +1,6 @@
 """Two versions of the daemon work together, or refuse each other by type.
 
-``bin/kvxfer-next`` plays the next version: it speaks protocol 1 to 2, knows a feature that nobody else knows,
+``bin/kvxfer-next`` plays the next version: it speaks protocol 1 to 2, knows a feature that nobody else does,
 puts unknown fields into every JSON object of its frames, tickets and registry entries, and writes newer records.
 """
 
@@ -182,7 +182,7 @@ FAR = {
 
 @pytest.mark.parametrize("name", FAR)
 def test_nothing_in_common(nats: NatsServer, daemon: Start, attach: Attach, name: str) -> None:
-    """A daemon that is too far away is refused by type, at once, by whoever meets it; each log says it once."""
+    """A daemon that is too far away is refused by type, at once, by whoever meets it; logs say it once."""
     env, says = FAR[name]
     error: type[kvxfer.KvxferError] = getattr(kvxfer, name)
     near = daemon("near", "--nats", nats.url)
@@ -254,8 +254,7 @@ def test_state_directory(nats: NatsServer, daemon: Start, attach: Attach) -> Non
 
     def restart(binary: Path) -> list[int]:
         node.stop()
-        node.binary = binary
-        node.start()
+        node.replace(binary)
         served = client.reconnect(PATIENCE)["target"].tolist()
         for block in served:
             assert np.array_equal(pieces(target)[:, :, block], pieces(source)[:, :, block])
