@@ -7,11 +7,13 @@ block is ever served with another's bytes.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import hashlib
 import itertools
 import random
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import kvxfer
 import pytest
@@ -28,6 +30,8 @@ BLOCKS = 3
 
 PROGRESS = 4
 """Requests that every pair must have served between two restarts: pushes and pulls."""
+
+KEY = b"what the engine's processes know"
 
 COMMITTED = 2
 
@@ -141,6 +145,55 @@ class Pair(threading.Thread):
             self._committed[block, generation] = digest(self._source, block)
 
 
+class Engine(threading.Thread):
+    """An engine with a rank on two of the nodes, leased by its key on the third and written from there."""
+
+    def __init__(self, fleet: Fleet, seed: int) -> None:
+        super().__init__(name="engine")
+        self.fleet, self.served = fleet, 0
+        self._rng = random.Random(seed)
+        about: dict[str, Any] = {"instance": "engine", "instance_key": KEY}
+        *owners, self._router = fleet.clients
+        self._targets = [rank(c, "decode", r, **about) for r, c in enumerate(owners)]
+        self._sources = [rank(self._router, "prefill", r) for r in range(len(owners))]
+
+    def run(self) -> None:
+        """Until the fleet stops."""
+        try:
+            while True:
+                for source in self._sources:
+                    pieces(source)[:] = self._rng.randrange(256)
+                if not self.fleet.serve(self.push):
+                    return
+                for source, target in zip(self._sources, self._targets, strict=True):
+                    assert digest(target, 1) == digest(source, 0)
+                self.served += 1
+        except BaseException as e:
+            self.fleet.wrong.append(e)
+
+    def push(self) -> None:
+        """One lease and one ticket for both ranks."""
+        with self._router.lease(instance="engine", instance_key=KEY, blocks=[1], ttl=PATIENCE) as lease:
+            transfer = self._rng.randbytes(16).hex()
+            pushes: list[kvxfer.Push] = []
+            try:
+                for source in self._sources:
+                    more = {"transfer_id": transfer, "timeout": PATIENCE}
+                    pushes.append(source.write([0], to=lease.ticket, **more))
+                for push in pushes:
+                    push.wait()
+                lease.wait()
+            finally:
+                for push in pushes:
+                    push.cancel()
+                    until_released(push)
+
+
+def rank(client: kvxfer.Client, name: str, r: int, **about: Any) -> kvxfer.Cache:
+    """A cache of one of two ranks."""
+    return allocate(client, f"{name}-{r}", dataclasses.replace(LAYOUT, tp_rank=r, tp_size=2), 2, **about)
+
+
 def digest(cache: kvxfer.Cache, block: int) -> str:
     """Stands for a block's bytes."""
     return hashlib.sha256(pieces(cache)[:, :, block].tobytes()).hexdigest()
@@ -167,18 +220,19 @@ def test_rolling_upgrade(
     ways = list(itertools.permutations(range(3), 2))
     fleet = Fleet([attach(d) for d in daemons], len(ways))
     pairs = [Pair(fleet, a, b, i, rng.getrandbits(32)) for i, (a, b) in enumerate(ways)]
+    load = [*pairs, Engine(fleet, rng.getrandbits(32))]
 
     def progress() -> None:
-        """Every pair has served some more."""
-        enough = [p.served + PROGRESS for p in pairs]
+        """All have served some more."""
+        enough = [p.served + PROGRESS for p in load]
 
         def done() -> bool:
             assert not fleet.wrong, fleet.wrong
-            return all(p.served >= n for p, n in zip(pairs, enough, strict=True))
+            return all(p.served >= n for p, n in zip(load, enough, strict=True))
 
-        until("every pair to be served", done)
+        until("all to be served", done)
 
-    for p in pairs:
+    for p in load:
         p.start()
     try:
         progress()
@@ -193,8 +247,8 @@ def test_rolling_upgrade(
             progress()
     finally:
         fleet.stopping.set()
-        for p in pairs:
+        for p in load:
             p.join(PATIENCE)
     assert not fleet.wrong, fleet.wrong
-    print(f"{sum(p.served for p in pairs)} requests served; made again: {dict(fleet.failures)}")
+    print(f"{sum(p.served for p in load)} requests served; made again: {dict(fleet.failures)}")
     assert fleet.failures, "nothing was ever under way when a daemon ended: the test has watched nothing"

@@ -1,7 +1,7 @@
 """Two versions of the daemon work together, or refuse each other by type.
 
 ``bin/kvxfer-next`` plays the next version: it speaks protocol 1 to 2, knows a feature that nobody else does,
-puts unknown fields into every JSON object of its frames, tickets and registry entries, and writes newer records.
+puts unknown fields into all JSON of its frames, tickets and registry entries, and writes newer records.
 """
 
 from __future__ import annotations
