@@ -68,13 +68,20 @@ class Fleet:
         return False
 
 
-class Pair(threading.Thread):
+class Load(threading.Thread):
+    """One who makes requests of the fleet, one after the other; served counts them."""
+
+    def __init__(self, fleet: Fleet, name: str, seed: int) -> None:
+        super().__init__(name=name)
+        self.fleet, self.served = fleet, 0
+        self._rng = random.Random(seed)
+
+
+class Pair(Load):
     """An engine's two ends: pushes and pulls in turn, from one node to another, on blocks of their own."""
 
     def __init__(self, fleet: Fleet, source: int, target: int, index: int, seed: int) -> None:
-        super().__init__(name=f"{source}->{target}")
-        self.fleet, self.served = fleet, 0
-        self._rng = random.Random(seed)
+        super().__init__(fleet, f"{source}->{target}", seed)
         self._source, self._target = fleet.caches[source][0], fleet.caches[target][1]
         self._blocks = list(range(index * BLOCKS, (index + 1) * BLOCKS))
         self._committed: dict[tuple[int, int], str] = {}
@@ -145,13 +152,11 @@ class Pair(threading.Thread):
             self._committed[block, generation] = digest(self._source, block)
 
 
-class Engine(threading.Thread):
+class Engine(Load):
     """An engine with a rank on two of the nodes, leased by its key on the third and written from there."""
 
     def __init__(self, fleet: Fleet, seed: int) -> None:
-        super().__init__(name="engine")
-        self.fleet, self.served = fleet, 0
-        self._rng = random.Random(seed)
+        super().__init__(fleet, "engine", seed)
         about: dict[str, Any] = {"instance": "engine", "instance_key": KEY}
         *owners, self._router = fleet.clients
         self._targets = [rank(c, "decode", r, **about) for r, c in enumerate(owners)]
@@ -178,8 +183,8 @@ class Engine(threading.Thread):
             pushes: list[kvxfer.Push] = []
             try:
                 for source in self._sources:
-                    more = {"transfer_id": transfer, "timeout": PATIENCE}
-                    pushes.append(source.write([0], to=lease.ticket, **more))
+                    push = source.write([0], to=lease.ticket, timeout=PATIENCE, transfer_id=transfer)
+                    pushes.append(push)
                 for push in pushes:
                     push.wait()
                 lease.wait()
@@ -220,7 +225,7 @@ def test_rolling_upgrade(
     ways = list(itertools.permutations(range(3), 2))
     fleet = Fleet([attach(d) for d in daemons], len(ways))
     pairs = [Pair(fleet, a, b, i, rng.getrandbits(32)) for i, (a, b) in enumerate(ways)]
-    load = [*pairs, Engine(fleet, rng.getrandbits(32))]
+    load: list[Load] = [*pairs, Engine(fleet, rng.getrandbits(32))]
 
     def progress() -> None:
         """All have served some more."""
