@@ -34,6 +34,10 @@ bin/kvxfer-race: FORCE
 bin/kvxfer-nofence: FORCE
 	@mkdir -p bin
 	$(GO) build -tags kvxfer_nofence -ldflags '$(LDFLAGS)' -o $@ ./cmd/kvxfer
+# A daemon that plays the next version, for the tests of upgrades. It must never be used.
+bin/kvxfer-next: FORCE
+	@mkdir -p bin
+	$(GO) build -race -tags kvxfer_next -ldflags '-X github.com/kvxfer/kvxfer/internal/version.Version=$(VERSION)-next' -o $@ ./cmd/kvxfer
 bin/nats-server: go.mod
 	@mkdir -p bin
 	$(GO) build -o $@ github.com/nats-io/nats-server/v2
@@ -100,7 +104,7 @@ test-python: $(VENV)/.test
 	cd examples/disagg && PYTHONPATH=$(SDK) $(PY) -m pytest -q
 
 # These tests wait for daemons more than they compute, and share nothing with each other: three at a time keep two cores busy.
-test-integration: $(VENV)/.test build bin/kvxfer-race bin/kvxfer-nofence bin/nats-server bin/certmaker bin/otlpsink $(BUILD)/prometheus/usr/bin/promtool
+test-integration: $(VENV)/.test build bin/kvxfer-race bin/kvxfer-nofence bin/kvxfer-next bin/nats-server bin/certmaker bin/otlpsink $(BUILD)/prometheus/usr/bin/promtool
 	cd test/integration && PYTHONPATH=$(SDK) $(PY) -m pytest -q -n 3 --dist worksteal $(PYTEST)
 
 FUZZTIME ?= 20s

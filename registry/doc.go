@@ -16,7 +16,8 @@
 //   - a cache is seen only while its node is there under the same epoch: TestCachesFollowTheirNodesEpoch
 //   - a tenant's caches are seen by asking for that tenant only: TestTenantsAreApart
 //   - garbage never changes a view: TestGarbageChangesNothing, FuzzDecode
-//   - an entry of a newer format that still parses is kept, unknown fields are ignored: TestNewerFormatIsKept
+//   - an entry of a newer format that still parses is kept, unknown fields are ignored: TestNewerFormatIsKept,
+//     test_two_versions (test/integration)
 //   - what a resynchronisation does not show again vanishes, after a grace in which its owner may repeat it:
 //     TestSweepAfterSync
 //   - names map to keys and back without collision: TestKeysAreABijection, FuzzParseKey

@@ -7,11 +7,10 @@ import (
 	"strconv"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/internal/version"
 )
 
 const (
-	// Format is the version of the entries written by this code.
-	Format = 1
 	// MaxEntryBytes bounds one encoded entry, in bytes.
 	MaxEntryBytes = 256 << 10
 	// maxText bounds each free text field of an entry, in bytes; maxList the number of words in a list.
@@ -239,7 +238,7 @@ func encode(v any) ([]byte, error) {
 	if err := e.Encode(v); err != nil {
 		return nil, fault.Wrap(fault.Internal, "registry entry", err)
 	}
-	raw := bytes.TrimSuffix(b.Bytes(), []byte("\n"))
+	raw := version.WithUnknownFields(bytes.TrimSuffix(b.Bytes(), []byte("\n")))
 	if len(raw) > MaxEntryBytes {
 		return nil, fault.Invalid("", "layout", "the entry takes %d bytes: allowed are %d", len(raw), MaxEntryBytes)
 	}

@@ -72,5 +72,6 @@
 //   - a trace is gathered from the nodes that its spans name, of the asker's tenant alone, in a bounded answer:
 //     TestTraceFollowsTheNamedNodes, TestTraceAnswersAreBounded, TestTraceOfWrongPeers, TestTraceOfIsChecked
 //   - a transfer that is not recorded makes nothing for traces but the ids that travel: TestUnrecordedTransferCostsItsIDs
+//   - a fleet restarts under load without a request lost or a wrong byte: test_rolling_upgrade (test/integration)
 //   - nodes agree on durations alone, their clocks may be hours apart: TestClocksHoursApart
 package xfer

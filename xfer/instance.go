@@ -154,7 +154,7 @@ func (e *Engine) findRanks(op, tenant, instance string, key []byte) ([]Rank, map
 		}
 	}
 	if len(all) == 0 {
-		return nil, nil, &fault.Error{Code: fault.NotFound, Op: op, Field: "instance", Detail: "no rank of it is registered"}
+		return nil, nil, &fault.Error{Code: fault.NotFound, Op: op, Field: "instance", Detail: "no rank of it is registered", Retry: true}
 	}
 	slices.SortFunc(all, func(a, b Rank) int {
 		return cmp.Or(cmp.Compare(a.Rank, b.Rank), cmp.Compare(a.Peer.Node, b.Peer.Node), cmp.Compare(a.Cache, b.Cache))
@@ -183,9 +183,10 @@ func (e *Engine) findRanks(op, tenant, instance string, key []byte) ([]Rank, map
 	return all, own, nil
 }
 
+// missingRank may be asked for again: while a rank's node restarts the directory does not have it.
 func missingRank(op string, rank, ranks uint32) error {
 	fe := fault.New(fault.NotFound, op, "rank %d of %d is not registered", rank, ranks)
-	fe.Field = "instance"
+	fe.Field, fe.Retry = "instance", true
 	return fe
 }
 
@@ -262,7 +263,9 @@ func (w *whole) taken(i int, ls *linkState, f *wire.Frame) error {
 	switch {
 	case err != nil:
 	case g.Rank != p.rank.Rank:
-		err = fault.New(fault.NotFound, "lease", "cache %q is rank %d, the directory says %d", p.rank.Cache, g.Rank, p.rank.Rank)
+		fe := fault.New(fault.NotFound, "lease", "cache %q is rank %d, the directory says %d", p.rank.Cache, g.Rank, p.rank.Rank)
+		fe.Retry = true
+		err = fe
 	case p.late || w.gone:
 		err = fault.New(fault.Cancelled, "lease", "nobody waits for the part any more")
 	default:

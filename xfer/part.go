@@ -226,7 +226,9 @@ func (e *Engine) rankCache(op, tenant, name, instance string, key []byte) (*cach
 	e.mu.Unlock()
 	switch {
 	case ca == nil:
-		return nil, fault.New(fault.NotFound, op, "no cache %q of instance %q on node %s", name, instance, e.o.Node)
+		fe := fault.New(fault.NotFound, op, "no cache %q of instance %q on node %s", name, instance, e.o.Node)
+		fe.Retry = true // the asker's directory has it: its client is about to come back, or the directory to forget it
+		return nil, fe
 	case subtle.ConstantTimeCompare(ca.spec.InstanceKey, key) != 1:
 		return nil, &fault.Error{Code: fault.PermissionDenied, Op: op, Region: name, Field: "instance_key", Detail: "it is not the instance's"}
 	case draining:

@@ -437,10 +437,13 @@ func (p *transfer) result(f protocol.TransferEffect) {
 		failure = &fault.Error{Code: f.Code, Op: p.op(), Peer: p.ticket.Node, Region: p.name(), MayHaveWritten: f.Wrote, Detail: f.Detail,
 			Guarantee: p.region.guarantee()}
 		if c := p.cause; c != nil && c.Code == f.Code {
-			failure.Field, failure.Detail, failure.NoRetry = c.Field, c.Detail, c.NoRetry
+			failure.Field, failure.Detail, failure.NoRetry, failure.Retry = c.Field, c.Detail, c.NoRetry, c.Retry
 			if c.Err != nil && failure.Detail == "" {
 				failure.Detail = c.Err.Error()
 			}
+		}
+		if f.Code == fault.StaleKey { // a lease that ended without a word; another may be had
+			failure.NoRetry, failure.Retry = false, true
 		}
 		ev.Error = fault.ToWire(failure)
 		p.e.o.Logger.Info("transfer ended", "transfer", ev.TransferID, "region", p.name(), "peer", ev.Peer, "result", f.Code.String())

@@ -12,6 +12,7 @@
 //   - the generated files say what the table says: TestGeneratedFilesAreCurrent
 //   - codes and names are unique and every group exists: TestTableIsSound
 //   - each has a page that says causes and what to do: TestEveryErrorHasAPage
-//   - an Error survives the wire with every field: TestErrorSurvivesTheWire
+//   - an Error survives the wire with every field: TestErrorSurvivesTheWire; one may differ from its code in whether
+//     a retry is safe: TestAnErrorMayDifferFromTheTable
 //   - errors.Is matches by code through wrapping: TestIsMatchesByCode
 package fault

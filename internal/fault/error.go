@@ -24,6 +24,8 @@ type Error struct {
 	MayHaveWritten bool
 	// NoRetry overrides the table where a code is retryable as a rule but not in this case.
 	NoRetry bool
+	// Retry overrides the table the other way: what is not there may be there in a moment, as when its node restarts.
+	Retry bool
 	// Guarantee is "live-client-only" where memory is concerned whose promise ends with its client's process; "": the full one.
 	Guarantee string
 	// Err is the cause; it does not travel over the wire, its text does.
@@ -86,7 +88,7 @@ func (e *Error) Is(target error) bool {
 }
 
 // Retryable says whether the same request may be made again (under a new lease where it wrote).
-func (e *Error) Retryable() bool { return !e.NoRetry && e.Code.Retryable() }
+func (e *Error) Retryable() bool { return e.Retry || !e.NoRetry && e.Code.Retryable() }
 
 // sentinel stands for all errors of one code.
 type sentinel Code
@@ -176,6 +178,6 @@ func FromWire(w *Wire) error {
 		e.Code = Internal
 		e.Detail = cut(strings.TrimSuffix(w.Name+": "+w.Detail, ": "))
 	}
-	e.NoRetry = !w.Retryable
+	e.NoRetry, e.Retry = !w.Retryable, w.Retryable && !e.Code.Retryable()
 	return e
 }

@@ -83,4 +83,25 @@ func TestErrorSurvivesTheWire(t *testing.T) {
 	assert.ErrorIs(t, newer, fault.ErrInternal)
 	assert.ErrorContains(t, newer, "FromTheFuture: x")
 	assert.False(t, fault.From("", newer).Retryable())
+	newer = fault.FromWire(&fault.Wire{Code: 60000, Name: "FromTheFuture", Retryable: true})
+	assert.ErrorIs(t, newer, fault.ErrInternal)
+	assert.True(t, fault.From("", newer).Retryable(), "who made the code knows")
+	assert.True(t, fault.ToWire(newer).Retryable, "told on")
+}
+
+func TestAnErrorMayDifferFromTheTable(t *testing.T) {
+	for _, c := range []struct {
+		e    fault.Error
+		want bool
+	}{
+		{fault.Error{Code: fault.NotFound}, false},
+		{fault.Error{Code: fault.NotFound, Retry: true}, true},
+		{fault.Error{Code: fault.PeerLost}, true},
+		{fault.Error{Code: fault.PeerLost, NoRetry: true}, false},
+	} {
+		assert.Equal(t, c.want, c.e.Retryable())
+		w := fault.ToWire(&c.e)
+		assert.Equal(t, c.want, w.Retryable)
+		assert.Equal(t, c.want, fault.From("", fault.FromWire(w)).Retryable(), "over the wire")
+	}
 }

@@ -249,9 +249,10 @@ func (c *client) hello(f wire.Frame, nfds int, watched bool) (wire.Frame, error)
 	if info.Pid == 0 {
 		info.Pid = c.pid
 	}
-	answer, err := wire.NewFrame(wire.KindHelloOK, f.Request, &wire.Hello{
-		MinVersion: wire.MinVersion, MaxVersion: wire.MaxVersion, Version: version, Tenant: h.Tenant,
-		Software: c.s.o.Software, Node: c.s.o.Node, Epoch: c.s.o.Epoch, BootID: c.s.o.BootID, ProcessWatched: watched}, nil)
+	ok := wire.NewHelloOK(&h, version)
+	ok.Tenant, ok.Software, ok.Node, ok.Epoch = h.Tenant, c.s.o.Software, c.s.o.Node, c.s.o.Epoch
+	ok.BootID, ok.ProcessWatched = c.s.o.BootID, watched
+	answer, err := wire.NewFrame(wire.KindHelloOK, f.Request, &ok, nil)
 	if err != nil {
 		return wire.Frame{}, err
 	}

@@ -85,6 +85,7 @@ func Start(ctx context.Context, cfg config.Config, log *slog.Logger, options ...
 	ring := logring.New(keptLines, keptLogBytes)
 	log = slog.New(ring.Handler(log.Handler()))
 	warnUnfenced(log)
+	warnNext(log)
 	n := &Node{cfg: cfg, log: log, ring: ring, failed: make(chan error, 1), ready: errStarting}
 	for _, o := range options {
 		o(n)
@@ -119,6 +120,13 @@ func Start(ctx context.Context, cfg config.Config, log *slog.Logger, options ...
 func warnUnfenced(log *slog.Logger) {
 	if !gate.Fences {
 		log.Error("this build does not fence memory that was taken back, it exists for one test and must not be used", "build_tag", "kvxfer_nofence")
+	}
+}
+
+// warnNext says of a build that plays the next version what package version says of it.
+func warnNext(log *slog.Logger) {
+	if version.Next {
+		log.Error("this build plays the next version, it exists for tests and must not be used", "build_tag", version.NextTag)
 	}
 }
 

@@ -169,21 +169,24 @@ func (s *Links) acceptControl(conn net.Conn, header []byte, free func() bool) er
 		sayGoodbye(conn, wire.NewError(0, err))
 		return err
 	}
-	if err = s.admit(conn, &f, free); err != nil {
-		s.opt.Logger.Info("peer refused", "addr", addrOf(conn), "error", err)
+	var h wire.Hello
+	if err = s.admit(conn, &f, &h, free); err != nil {
+		if h.Validate() != nil { // who it is nobody can say
+			h = wire.Hello{}
+		}
+		s.opt.Logger.Log(s.ctx, s.strangers.level(h.Node, h.Epoch, err), "peer refused", "peer", h.Node, "addr", addrOf(conn), "error", err)
 		sayGoodbye(conn, wire.NewError(f.Request, err))
 	}
 	return err
 }
 
-// admit makes the link for a HELLO. The answer is the first frame in the link's queue and leaves when the handler
+// admit makes the link for a HELLO, which it leaves in h. The answer is the first frame in the link's queue and leaves when the handler
 // knows the link.
-func (s *Links) admit(conn net.Conn, f *wire.Frame, free func() bool) error {
-	var h wire.Hello
-	if err := f.Decode(&h); err != nil {
+func (s *Links) admit(conn net.Conn, f *wire.Frame, h *wire.Hello, free func() bool) error {
+	if err := f.Decode(h); err != nil {
 		return err
 	}
-	version, err := s.checkHello(&h)
+	version, err := s.checkHello(h)
 	if err != nil {
 		return err
 	}
@@ -209,8 +212,7 @@ func (s *Links) admit(conn net.Conn, f *wire.Frame, free func() bool) error {
 		return err
 	}
 	l.target = target
-	answer := s.hello()
-	answer.Version, answer.Tenant = version, ref.Tenant
+	answer := s.introduce(wire.NewHelloOK(h, version), ref.Tenant)
 	answer.Provider, answer.Reason, answer.Params = name, reason, params
 	ok, err := wire.NewFrame(wire.KindHelloOK, f.Request, &answer, nil)
 	if err == nil {

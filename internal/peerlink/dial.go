@@ -206,7 +206,7 @@ func (s *Links) connectAny(ctx context.Context, f *flight, ref xfer.PeerRef) (*l
 			return l, nil
 		}
 		s.tried(f, err)
-		s.opt.Logger.Info("dial failed", "peer", ref.Node, "epoch", ref.Epoch, "addr", addr, "error", err)
+		s.opt.Logger.Log(ctx, s.strangers.level(ref.Node, ref.Epoch, err), "dial failed", "peer", ref.Node, "epoch", ref.Epoch, "addr", addr, "error", err)
 		if best == nil || errors.Is(best, fault.ErrPeerUnreachable) {
 			best = err
 		}
@@ -333,8 +333,8 @@ func (l *link) openSession(ctx context.Context, addr string, params []byte) erro
 
 // exchange says HELLO with an offer of providers and judges the answer.
 func (s *Links) exchange(conn net.Conn, ref *xfer.PeerRef, offer []string) (*wire.Hello, error) {
-	h := s.hello()
-	h.Tenant, h.WantNode, h.WantEpoch, h.Providers = ref.Tenant, ref.Node, ref.Epoch, offer
+	h := s.introduce(wire.NewHello(), ref.Tenant)
+	h.WantNode, h.WantEpoch, h.Providers = ref.Node, ref.Epoch, offer
 	f, err := wire.NewFrame(wire.KindHello, helloRequest, &h, nil)
 	if err != nil {
 		return nil, err
@@ -359,7 +359,10 @@ func (s *Links) exchange(conn net.Conn, ref *xfer.PeerRef, offer []string) (*wir
 	if err = f.Decode(&answer); err != nil {
 		return nil, err
 	}
-	return &answer, checkAnswer(&answer, &h)
+	if err = checkAnswer(&answer, &h); err != nil { // the peer, which has a link already, is to log why it loses it
+		_, _ = conn.Write(wire.Append(nil, wire.NewError(0, err)))
+	}
+	return &answer, err
 }
 
 // helloError gives an error of the hello its type and the peer's name. What happened after ctx ended came of that.

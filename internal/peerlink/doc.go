@@ -35,6 +35,8 @@
 //     TestFramesInOrder, TestLinkDownOnce, TestManyLinksComeAndGo
 //   - the dialer reaches the incarnation that it wants or gets StaleEpoch: TestStaleEpoch, TestAnotherNodeAnswers
 //   - a dial under way says which address and step it is at: TestDialSaysHowFarItIs
+//   - an incarnation that speaks no common version is noted once, its dialers' errors are typed: TestStrangersAreNotedOnce,
+//     TestDialerSaysWhatItCannotDo
 //   - one live link a peer, epoch and tenant; who stops waiting for it disturbs nobody: TestSingleFlight,
 //     TestOneCallerGivesUp, TestReconnect
 //   - a dial that names a provider gets a link over it or an error that says why not, and shares a link that uses it already:

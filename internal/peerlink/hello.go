@@ -32,9 +32,10 @@ func requireNode(op, node, epoch string) error {
 	return nil
 }
 
-func (s *Links) hello() wire.Hello {
-	return wire.Hello{MinVersion: wire.MinVersion, MaxVersion: wire.MaxVersion, Tenant: s.opt.Tenant, Software: s.opt.Software,
-		Node: s.opt.Node, Epoch: s.opt.Epoch}
+// introduce puts this node into a HELLO or HELLO_OK.
+func (s *Links) introduce(h wire.Hello, tenant string) wire.Hello {
+	h.Tenant, h.Software, h.Node, h.Epoch = tenant, s.opt.Software, s.opt.Node, s.opt.Epoch
+	return h
 }
 
 // checkHello judges a dialer's HELLO and gives the version of the connection.

@@ -24,6 +24,8 @@ type Links struct {
 	door  door // of connections in their hello
 	lanes door // of lanes in theirs
 
+	strangers strangers
+
 	mu       sync.Mutex
 	closed   bool
 	draining bool

@@ -12,8 +12,11 @@
 //   - a stream that ends between frames is io.EOF, inside one io.ErrUnexpectedEOF: TestReadFrameEnds
 //   - no input makes a parser panic: FuzzReadFrame, FuzzArrays, FuzzNegotiate, FuzzParseTicket, FuzzInspect
 //   - a length that is only claimed costs no memory: TestFalseLengthCostsLittle
-//   - the bytes of version 1 never change: TestGoldenFrames, TestGoldenFramesUseEveryField
-//   - an unknown optional field is ignored, an unknown required feature is refused by name: TestNegotiate
+//   - the bytes of version 1 never change: TestGoldenFrames, TestGoldenFramesUseEveryField; nor do the golden files, to
+//     which a new field or kind adds one (go test ./internal/wire -run TestGoldenFrames -update): TestGoldenFilesNeverChange
+//   - an unknown optional field is ignored, an unknown required feature is refused by name: TestNegotiate, and
+//     between real daemons test_two_versions, test_nothing_in_common (test/integration); HELLO_OK names
+//     the optional features of both sides: TestHelloOKNamesWhatBothKnow
 //   - a field out of range is named with the range that is allowed: TestValidateNamesFieldAndRange, TestProbesAreChecked,
 //     TestQueriesNameFieldAndRange, TestTraceBodiesNameFieldAndRange, FuzzTraceID
 //   - no error repeats a ticket or a secret: TestTicketRefusals, TestBodiesKeepTheirSecrets

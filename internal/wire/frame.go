@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/internal/version"
 )
 
 // HeaderSize is the size of a frame's header in bytes.
@@ -148,6 +149,7 @@ func NewFrame(kind Kind, request uint64, body any, array []byte) (Frame, error) 
 		}
 		f.JSON = raw
 	}
+	f.JSON = version.WithUnknownFields(f.JSON)
 	if len(f.JSON) > maxJSON || len(array) > maxArray {
 		return Frame{}, fault.New(fault.NotSupported, "frame", "%s of %d bytes of JSON and %d of array, allowed 0..%d and 0..%d",
 			kind, len(f.JSON), len(array), maxJSON, maxArray)
@@ -169,7 +171,7 @@ func NewError(request uint64, err error) Frame {
 	if err != nil { // no field of fault.Wire can fail to marshal
 		panic(err)
 	}
-	return Frame{Kind: KindError, Request: request, JSON: raw}
+	return Frame{Kind: KindError, Request: request, JSON: version.WithUnknownFields(raw)}
 }
 
 // ReadFrame reads one frame. io.EOF comes back unchanged when the stream ends between frames; an end inside a frame

@@ -2,15 +2,10 @@ package wire
 
 import (
 	"fmt"
+	"slices"
 	"sort"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
-)
-
-// Protocol versions that this build speaks, on both protocols.
-const (
-	MinVersion = 1
-	MaxVersion = 1
 )
 
 // Hello opens both protocols. The side that connects sends it first; the answer is HELLO_OK with the same fields,
@@ -50,8 +45,22 @@ type Hello struct {
 	ProcessWatched bool `json:"process_watched,omitempty"`
 }
 
-// Features known to this build.
-var Features = []string{}
+// NewHello begins a HELLO: the versions and features of this build.
+func NewHello() Hello {
+	return Hello{MinVersion: MinVersion, MaxVersion: MaxVersion, Required: required, Optional: Features}
+}
+
+// NewHelloOK begins the HELLO_OK to h, for which Negotiate gave version. Its optional features are those of both sides.
+func NewHelloOK(h *Hello, version int) Hello {
+	answer := NewHello()
+	answer.Version, answer.Optional = version, nil
+	for _, f := range Features {
+		if slices.Contains(h.Optional, f) {
+			answer.Optional = append(answer.Optional, f)
+		}
+	}
+	return answer
+}
 
 // Negotiate picks the version for a received hello, checks its required features and then its fields: in this order, as
 // the ranges of fields belong to a version.

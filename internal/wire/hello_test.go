@@ -61,6 +61,15 @@ func TestNegotiate(t *testing.T) {
 	assert.Equal(t, "tenant", fault.From("", err).Field)
 }
 
+func TestHelloOKNamesWhatBothKnow(t *testing.T) {
+	defer func(old []string) { Features = old }(Features)
+	Features = []string{"a", "b", "c"}
+	assert.Equal(t, Hello{MinVersion: MinVersion, MaxVersion: MaxVersion, Optional: Features}, NewHello())
+	assert.Equal(t, Hello{MinVersion: MinVersion, MaxVersion: MaxVersion, Version: 1, Optional: []string{"a", "c"}},
+		NewHelloOK(&Hello{Optional: []string{"c", "z", "a"}}, 1))
+	assert.Nil(t, NewHelloOK(&Hello{Optional: []string{"z"}}, 1).Optional)
+}
+
 func TestNegotiateNamesABoundedList(t *testing.T) {
 	h := &Hello{MinVersion: 1, MaxVersion: 1}
 	for i := range 5000 {

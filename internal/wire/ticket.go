@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/internal/version"
 )
 
 // ticketPrefix names the ticket's format version.
@@ -44,7 +45,7 @@ func (t *Ticket) Encode() string {
 	if err != nil { // no field of Ticket can fail to marshal
 		panic(err)
 	}
-	return ticketPrefix + base64.RawURLEncoding.EncodeToString(raw)
+	return ticketPrefix + base64.RawURLEncoding.EncodeToString(version.WithUnknownFields(raw))
 }
 
 // ParseTicket reads a ticket; the error never repeats its text.

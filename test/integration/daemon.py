@@ -22,6 +22,7 @@ import kvxfer
 ROOT = Path(__file__).resolve().parents[2]
 BINARY = ROOT / "bin" / "kvxfer-race"
 NOFENCE_BINARY = ROOT / "bin" / "kvxfer-nofence"
+NEXT_BINARY = ROOT / "bin" / "kvxfer-next"
 PLAIN_BINARY = ROOT / "bin" / "kvxfer"
 NATS_SERVER = ROOT / "bin" / "nats-server"
 
@@ -100,6 +101,11 @@ class Daemon:
     def running(self) -> bool:
         """Whether it has served and not ended."""
         return self.process is not None and self.process.poll() is None and bool(self.info)
+
+    def replace(self, binary: Path) -> Daemon:
+        """Start another build of it, where this one has ended."""
+        self._binary = binary
+        return self.start()
 
     def wait_ready(self) -> None:
         """Wait until the node says that it serves."""
@@ -282,6 +288,21 @@ class NatsServer:
             s.sendall(b"CONNECT {}\r\nSUB in 1\r\n")
             subjects = ask("INFO", subjects_filter=">").get("state", {}).get("subjects") or {}
             return [subject.removeprefix("$KV.kvxfer.") for subject in subjects if there(subject)]
+
+    def entry(self, key: str) -> dict[str, Any]:
+        """What the registry holds under a key."""
+        raw = json.dumps({"last_by_subj": f"$KV.kvxfer.{key}"})
+        with socket.create_connection(("127.0.0.1", self.port), PATIENCE) as s, s.makefile("rb") as answers:
+            s.sendall(
+                b"CONNECT {}\r\nSUB in 1\r\n"
+                + f"PUB $JS.API.STREAM.MSG.GET.KV_kvxfer in {len(raw)}\r\n{raw}\r\n".encode()
+            )
+            for line in answers:
+                if line.startswith(b"MSG "):
+                    message = json.loads(answers.read(int(line.split()[-1])))["message"]
+                    entry: dict[str, Any] = json.loads(base64.b64decode(message["data"]))
+                    return entry
+        raise AssertionError("the NATS server closed the connection")
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal."""

@@ -34,6 +34,9 @@
 // sets the whole log aside (renamed, the newest few kept) and begins a fresh one; Recovery says so. A single record
 // is never skipped: it might be the one that takes a block out of COMMITTED.
 //
+// That holds for the log of a newer version too, which a rollback meets. Refusing to start would keep it for that newer
+// version, at the price of a node that is down until somebody comes; what is lost here is a warm cache.
+//
 // # When the log cannot be written
 //
 // On a full disk the ballast is given back and the write repeated (vfs.OnDiskFull). Until the ballast can be made
@@ -67,7 +70,8 @@
 //   - a generation never returns, whatever became of the database: TestGenerationsNeverRepeat
 //   - a key finds its block while that is COMMITTED, and not a moment longer: TestPrefixAgainstNaiveModel
 //   - steps are all or nothing and follow the states: TestSteps, TestRandomStepsAgainstAModel
-//   - an unknown record version is not served and not misread: TestUnknownVersionIsNotRead, FuzzDecode
+//   - an unknown record version is not served and not misread: TestUnknownVersionIsNotRead, FuzzDecode; nor
+//     is it in the way of a daemon that goes back to an older version: test_state_directory (test/integration)
 //   - with a full disk blocks are taken back and none granted: TestFullDiskUsesTheBallast,
 //     TestFullDiskWritesTheVoidMarker; no point of failure ends the process: TestFailureAtEveryWrite
 //   - where the process has no descriptor left the log goes on: TestNoDescriptorIsLeft

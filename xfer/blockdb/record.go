@@ -7,10 +7,6 @@ import (
 	"github.com/kvxfer/kvxfer/internal/fault"
 )
 
-// recordVersion is the first byte of every value. A database that holds any other version is not read at all:
-// what a newer daemon meant by a record must not be guessed.
-const recordVersion = 1
-
 // The first byte of every key says what the value is. The numbers are persisted and never reused.
 const (
 	tagHead    = 1 // {1}: head
@@ -173,9 +169,9 @@ type reader struct {
 
 func newReader(what string, v []byte) *reader {
 	r := &reader{b: v, what: what}
-	if ver := r.u8(); r.err == nil && ver != recordVersion {
+	if ver := r.u8(); r.err == nil && (ver < oldestRecord || ver > recordVersion) {
 		r.err = fault.New(fault.VersionMismatch, "open", "%s record has format version %d, this daemon reads %d to %d",
-			what, ver, recordVersion, recordVersion)
+			what, ver, oldestRecord, recordVersion)
 	}
 	return r
 }

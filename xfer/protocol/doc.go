@@ -29,7 +29,8 @@
 //   - a transfer says "released" only when no operation is outstanding: TestReleasedMeansNothingOutstanding
 //   - one transfer owns a whole, by whichever part it came: TestWholeIsOwnedOnce; a whole is committed on every part or
 //     on none, and ends once: TestWholeCommitsOnAllOrNone, TestRandomWholesEnd
-//   - a window that vanished is explained, by the target, the link or the clock: TestVanishedWindowGetsItsReason
+//   - a window that vanished is explained, by the target, the link or the clock: TestVanishedWindowGetsItsReason,
+//     TestRefusedReleaseWaitsForItsReason
 //   - every machine ends, whatever the order of events: TestRandomHistoriesEnd
 //   - what a transfer and a lease say is missing is what is missing: TestMissingAgainstNaiveModel
 //   - Clone and AppendKey say all that decides what comes: TestKeysMeanTheFuture

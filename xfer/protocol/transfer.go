@@ -163,7 +163,8 @@ func (p *Transfer) Step(out []TransferEffect, e TransferEvent) []TransferEffect 
 	}
 	switch e.Kind {
 	case TransferRefused:
-		p.peerOver = true
+		// A RELEASE that finds its window gone is refused ahead of the ENDED that says why.
+		p.peerOver = e.Code != fault.StaleKey || p.phase != TransferFinishing
 		return p.fail(out, e.Now, e.Code)
 	case TransferLayer:
 		return p.layer(out, e)

@@ -136,6 +136,38 @@ func TestVanishedWindowWaitsForItsReason(t *testing.T) {
 	assert.Equal(t, protocol.TransferEnded, p.Phase())
 }
 
+// TestRefusedReleaseWaitsForItsReason: the owner has ended the read, and its ENDED comes behind the answer to RELEASE.
+func TestRefusedReleaseWaitsForItsReason(t *testing.T) {
+	finishing := func() *protocol.Transfer {
+		p := protocol.NewTransfer(protocol.TransferRead, 1, 1, 1<<60)
+		steps(p, bound, layer(0, 0, 1), protocol.TransferEvent{Kind: protocol.TransferFinish}, protocol.TransferEvent{Kind: protocol.TransferCompletion, Count: 1})
+		require.Equal(t, protocol.TransferFinishing, p.Phase())
+		return p
+	}
+	refused := protocol.TransferEvent{Kind: protocol.TransferRefused, Code: fault.StaleKey}
+
+	p := finishing()
+	out := steps(p, refused)
+	require.Len(t, out, 1)
+	assert.Equal(t, protocol.TransferTickAt, out[0].Kind)
+	out = steps(p, protocol.TransferEvent{Kind: protocol.TransferPeerEnded, Code: fault.Draining})
+	assert.Equal(t, []protocol.TransferEffect{{Kind: protocol.TransferReleaseOwn, Code: fault.Draining},
+		{Kind: protocol.TransferResult, Code: fault.Draining, Wrote: true, Released: true}}, out, "no ABORT: the owner has ended it")
+
+	p = finishing()
+	steps(p, refused)
+	out = steps(p, protocol.TransferEvent{Kind: protocol.TransferPeerLost})
+	assert.Equal(t, fault.PeerLost, out[len(out)-1].Code)
+
+	p = finishing()
+	out = steps(p, protocol.TransferEvent{Kind: protocol.TransferRefused, Code: fault.LeaseRevoked})
+	assert.Equal(t, fault.LeaseRevoked, out[len(out)-1].Code, "this says why itself")
+
+	p = protocol.NewTransfer(protocol.TransferRead, 1, 1, 1<<60)
+	out = steps(p, refused)
+	assert.Equal(t, fault.StaleKey, out[len(out)-1].Code, "of a BIND nothing more comes")
+}
+
 func TestWaitForTheReasonEndsByTheDeadline(t *testing.T) {
 	p := protocol.NewTransfer(protocol.TransferWrite, 1, 1, 1000)
 	out := steps(p, bound, layer(0, 0, 1), protocol.TransferEvent{Kind: protocol.TransferCompletion, Now: 990, Count: 1, Code: fault.StaleKey})

@@ -103,6 +103,14 @@ def test_a_refused_hello_is_typed(daemon: FakeDaemon, code: int, name: str) -> N
         kvxfer.connect(daemon.path)
 
 
+def test_a_feature_that_the_daemon_requires(daemon: FakeDaemon) -> None:
+    body = {"version": 1, "required": ["ring", "x" * 10_000, *"abcdefgh"]}
+    daemon.on[fd.HELLO] = lambda peer, got: peer.send(fd.HELLO_OK, got.request, body)
+    with pytest.raises(kvxfer.FeatureRequired, match=r"requires 'ring', 'x+', 'a'") as e:
+        kvxfer.connect(daemon.path)
+    assert len(str(e.value)) < 300
+
+
 def test_a_version_that_was_not_offered(daemon: FakeDaemon) -> None:
     daemon.on[fd.HELLO] = lambda peer, got: peer.send(fd.HELLO_OK, got.request, {"version": 2})
     with pytest.raises(kvxfer.VersionMismatch, match=r"chose 2, this side speaks 1\.\.1"):

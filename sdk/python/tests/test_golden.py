@@ -15,6 +15,7 @@ from fakedaemon import FakeDaemon
 import kvxfer
 from kvxfer import _trace, _wire
 from kvxfer._blocks import Vouched
+from kvxfer._errors import error_of
 
 GOLDEN = {
     name: bytes.fromhex(raw)
@@ -23,6 +24,13 @@ GOLDEN = {
         for line in Path(__file__).with_name("golden_v1.txt").read_text().splitlines()
         if line[0] != "#"
     )
+}
+
+
+# What the daemon's own tests hold: every kind of both protocols, more than the SDK sends.
+DAEMON = {
+    path.stem: bytes.fromhex(path.read_text().replace("\n", ""))
+    for path in (Path(__file__).parents[3] / "internal/wire/testdata/v1").glob("*.hex")
 }
 
 
@@ -151,3 +159,21 @@ def test_frame_of_a_named_provider(daemon: FakeDaemon, monkeypatch: pytest.Monke
         context = f"00-{fd.TRACE_ID}-{fd.PARENT_ID}-01"
         region.writev([(0, 8, 16)], to="kvx1.abc", traceparent=context, provider="tcp")
         assert daemon.wait_for(fd.SCATTER)[0].raw == GOLDEN["scatter_provider"]
+
+
+@pytest.mark.parametrize("name", sorted(DAEMON))
+def test_frames_of_the_daemon(name: str) -> None:
+    raw = DAEMON[name]
+    (frame,) = _wire.Parser().feed(raw)
+    assert frame.kind == raw[5]
+    flags = int.from_bytes(raw[6:8], "little")
+    body = frame.body() if frame.json else None
+    head = _wire.head(frame.kind, frame.request, body, len(frame.array), flags, frame.fds)
+    assert head + bytes(frame.array) == raw, "read and written again it is the same"
+    if frame.kind == fd.EVENT_LAYERS:
+        _wire.layers_visible(frame.array)
+    said = frame.body() if frame.kind == fd.ERROR else _wire.get_error(frame.body())
+    if said:
+        error = error_of(said)
+        assert type(error).__name__ == said["name"]
+        assert (error.field, error.retryable) == (said.get("field", ""), said.get("retryable", False))

@@ -37,7 +37,7 @@ func page(name string) string { return "docs/errors/" + name + ".md" }
 
 func docPage(f *Fault, a Advice) []byte {
 	var b bytes.Buffer
-	retry := "No: the same request fails again."
+	retry := "No: the same request fails again, unless the error itself says otherwise (`retryable`)."
 	if f.Retryable {
 		retry = "Yes, unless the error itself says otherwise (`retryable`): with a new lease where one was used."
 	}

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from . import _wire as wire
 from ._connection import Connection
 from ._errors import again
-from ._faults import KvxferError, VersionMismatch
+from ._faults import FeatureRequired, KvxferError, VersionMismatch
 from ._pending import Completed, Pending
 from ._trace import Span, Spans
 
@@ -83,6 +83,10 @@ class Session:
                 f"the daemon chose {self.version}, this side speaks {wire.MIN_VERSION}..{wire.MAX_VERSION}",
                 op="connect",
             )
+        required = wire.get_strings(b, "required")
+        if required:  # this version has no features
+            named = ", ".join(repr(f[:64]) for f in required[:8])
+            raise FeatureRequired(f"the daemon requires {named}, unknown here", op="connect")
         self.node, self.epoch = wire.get(b, "node", ""), wire.get(b, "epoch", "")
         self.boot_id, self.software = wire.get(b, "boot_id", ""), wire.get(b, "software", "")
         self.tenant = wire.get(b, "tenant", "")

@@ -1,0 +1,9 @@
+//go:build kvxfer_next
+
+package blockdb
+
+// The build of version.NextTag writes records of the next version and reads those of this one.
+const (
+	recordVersion = 2
+	oldestRecord  = 1
+)
