@@ -35,6 +35,7 @@
 //     TestFramesInOrder, TestLinkDownOnce, TestManyLinksComeAndGo
 //   - the dialer reaches the incarnation that it wants or gets StaleEpoch: TestStaleEpoch, TestAnotherNodeAnswers
 //   - a dial under way says which address and step it is at: TestDialSaysHowFarItIs
+//   - a node that ends in order lets the peer read what was sent before its session goes: TestLastWordsBeforeTheSessionGoes
 //   - an incarnation that speaks no common version is noted once, its dialers' errors are typed: TestStrangersAreNotedOnce,
 //     TestDialerSaysWhatItCannotDo
 //   - one live link a peer, epoch and tenant; who stops waiting for it disturbs nobody: TestSingleFlight,

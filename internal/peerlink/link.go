@@ -151,9 +151,22 @@ func (l *link) shut(reason error, flush bool) {
 	go l.finish(reason)
 }
 
-// finish takes the link apart. The session goes first: no byte lands any more while the peer is still being told.
+// finish takes the link apart. The session goes first: no byte lands any more while the peer is still being told. Only where
+// the node ends in order is it the other way round: then everything has ended and is fenced, and a peer that saw the session
+// go before it has read the last DONE would take a transfer that is committed for lost.
 func (l *link) finish(reason error) {
 	defer l.s.wg.Done()
+	if fault.CodeOf(reason) == fault.Closed {
+		told := make(chan struct{})
+		go func() {
+			l.wg.Wait()
+			close(told)
+		}()
+		select {
+		case <-told:
+		case <-time.After(linger): // a peer that does not read, or a handler that is stuck, holds no session up
+		}
+	}
 	log := l.s.opt.Logger.With("peer", l.ref.Node, "epoch", l.ref.Epoch, "session", uint64(l.session), "dialed", l.dialed)
 	l.mu.Lock()
 	initiator := l.initiator
