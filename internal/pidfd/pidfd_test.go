@@ -61,6 +61,24 @@ func TestWait(t *testing.T) {
 	assert.NoError(t, h.Wait(ctx), "again")
 }
 
+// TestWaitsOneAfterTheOther: a context that ends while its wait returns costs the next wait nothing.
+func TestWaitsOneAfterTheOther(t *testing.T) {
+	cmd := sleeper(t)
+	h, err := pidfd.Open(cmd.Process.Pid)
+	require.NoError(t, err)
+	defer h.Close()
+	for range 200 {
+		first, cancel := context.WithTimeout(t.Context(), 50*time.Microsecond)
+		second, end := context.WithCancel(t.Context())
+		assert.ErrorIs(t, h.Wait(first), context.DeadlineExceeded)
+		done := make(chan error, 1)
+		go func() { done <- h.Wait(second) }()
+		cancel()
+		end()
+		require.ErrorIs(t, <-done, context.Canceled)
+	}
+}
+
 func TestOpenGone(t *testing.T) {
 	cmd := exec.Command("true")
 	require.NoError(t, cmd.Run())

@@ -48,6 +48,7 @@
 //   - an error matches its row of the table, its group, and the context that was its cause: TestErrorsMatchTheirRowAndGroup,
 //     TestContextIsTheCause
 //   - what is allocated passes the daemon's checks, and both see each other's writes: TestAllocatedMemoryIsTheDaemonsToo
+//   - a descriptor that travels stays the memory's where that is given back meanwhile: TestDescriptorOnItsWayIsNobodyElses
 //   - a size that the machine does not have is refused before a page is touched: TestHugeSizesAreRefusedFirst
 //   - adopted memory keeps its contents and address, for readers too, or is refused: TestAdoptedMemoryKeepsContentsAndAddress,
 //     TestAdoptionOfSeveralChunksUnderReaders, TestWhatCannotBeSharedIsRefused
