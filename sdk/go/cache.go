@@ -117,7 +117,7 @@ func (c *Cache) Lease(ctx context.Context, blocks Blocks, o LeaseOptions) (*Leas
 	}
 	ctx, cancel := bounded(ctx, defaultTimeout)
 	defer cancel()
-	sp := startSpan(ctx, "kvxfer.lease")
+	sp := startSpan(ctx, "kvxfer.lease", c.client.samples)
 	body := o.request(sp)
 	body.Cache = at.cache
 	// Before the daemon hears of it: from the grant on a peer may write.
@@ -148,7 +148,7 @@ func (c *Cache) LeaseRead(ctx context.Context, blocks Blocks, o LeaseOptions) (*
 	}
 	ctx, cancel := bounded(ctx, defaultTimeout)
 	defer cancel()
-	sp := startSpan(ctx, "kvxfer.lease")
+	sp := startSpan(ctx, "kvxfer.lease", c.client.samples)
 	body := o.request(sp)
 	body.Cache = at.cache
 	var lease *ReadLease

@@ -37,6 +37,8 @@
 //   - Push.Layer is one frame without an allocation: TestLayerAllocatesNothing, BenchmarkLayer
 //   - any number of goroutines may share a client: TestManyGoroutines, TestAnswersInAnyOrder
 //   - wrong arguments are named: TestWrongArguments
+//   - a layer's channel is closed when the layer is there and when the lease has ended: TestLayersInASelect
+//   - a daemon that is stopped costs each call its deadline, and releases nothing: TestStoppedDaemon
 //   - a read from a holder changes nothing before its second request: TestReadFromHolder
 //   - what is not the protocol ends the connection, what is newer is passed over: TestViolations, TestNewerDaemon, FuzzFrames
 //   - a call's span says its course and is not lost: TestSpansOfCalls
@@ -60,4 +62,6 @@
 //     TestBlocksAreChecked, TestPackingAllocatesNothingPerBlock
 //   - a span is of the context's trace or of the ticket's, and never costs a connection: TestSpanBelongsToTheContext,
 //     TestSpanWithoutAContext, TestSpanLimits
+//   - a trace that begins here is recorded as OpenTelemetry's SDKs would: TestSamplingAgreesWithOpenTelemetry,
+//     TestSamplingOfAClient
 package kvxfer

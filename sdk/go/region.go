@@ -69,7 +69,7 @@ func (r *Region) Advertise(ctx context.Context, o AdvertiseOptions) (*Advertisem
 	}
 	ctx, cancel := bounded(ctx, defaultTimeout)
 	defer cancel()
-	sp := startSpan(ctx, "kvxfer.advertise")
+	sp := startSpan(ctx, "kvxfer.advertise", r.client.samples)
 	var adv *Advertisement
 	fe, byDaemon := askGrant(ctx, at.session, request{op: op, kind: wire.KindAdvertise, data: packed, body: &wire.Advertise{Region: at.region,
 		Mode: string(o.Mode), Uses: uint32(o.Uses), TTLMillis: millis(ttl), Traceparent: sp.traceparent()}}, ttl, sp, func(g granted) (grantHandle, func()) {
