@@ -40,8 +40,8 @@ func WithProcess(name string) Option { return func(c *Client) { c.process = name
 // WithLogger takes the client's few warnings; the default is slog.Default().
 func WithLogger(log *slog.Logger) Option { return func(c *Client) { c.log = log } }
 
-// WithTimeout is how long the daemon has for its answer to a request that has no deadline of its own, 1 ms to 24 h; the
-// default is 5 seconds.
+// WithTimeout is how long the daemon has for its answer to a request that has no deadline of its own, and to the start of a
+// transfer, whose deadline may be far, 1 ms to 24 h; the default is 5 seconds.
 func WithTimeout(d time.Duration) Option { return func(c *Client) { c.timeout = d } }
 
 // WithSampling is the share of the traces that begin in this client which are recorded, 0..1. The default is what

@@ -23,6 +23,7 @@ type outgoing struct {
 	try             func(fd uintptr)
 }
 
+// submit sends or queues a request; where it fails nothing of it was sent.
 func (c *connection) submit(r request) (*call, *fault.Error) {
 	f, err := wire.NewFrame(r.kind, 0, r.body, r.data)
 	if err != nil {

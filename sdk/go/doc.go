@@ -27,6 +27,7 @@
 //   - blocks and raw bytes arrive as they were, whichever way, and every end is typed: TestTransfers, TestInstance
 //   - every call ends by its context's deadline or a default that it names: TestEveryCallEnds, TestDialEnds; leases and transfers
 //     by their own too: TestDeadlinesOfTheirOwn, TestRenewal
+//   - an error says no more than is known: TestNothingWasSent, TestFailedEvictionIsHeld, TestPendingMayHaveWritten
 //   - what was granted after its caller had gone is taken back: TestLateAnswersAreUndone
 //   - memory counts as released only by the daemon's word, its memory's return or its process's exit: TestFailedFenceIsHeld,
 //     TestDaemonKilled, TestDaemonShutsDown

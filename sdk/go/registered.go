@@ -132,10 +132,10 @@ func (r *registered) giveBack(ctx context.Context, op string, self place) error 
 	defer cancel()
 	for _, q := range self.endings(*at) {
 		q.op = op
-		fe, byDaemon := at.session.conn.request(ctx, q)
+		fe, over := at.session.conn.request(ctx, q)
 		switch {
 		case fe == nil:
-		case byDaemon && fe.Code == fault.NotFound: // an earlier call got as far, without an answer in its time
+		case over && fe.Code == fault.NotFound: // an earlier call got as far, without an answer in its time
 		default:
 			return newError(fe, false, nil)
 		}
