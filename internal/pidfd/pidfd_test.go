@@ -67,15 +67,13 @@ func TestWaitsOneAfterTheOther(t *testing.T) {
 	h, err := pidfd.Open(cmd.Process.Pid)
 	require.NoError(t, err)
 	defer h.Close()
-	for range 200 {
-		first, cancel := context.WithTimeout(t.Context(), 50*time.Microsecond)
-		second, end := context.WithCancel(t.Context())
-		assert.ErrorIs(t, h.Wait(first), context.DeadlineExceeded)
-		done := make(chan error, 1)
-		go func() { done <- h.Wait(second) }()
-		cancel()
-		end()
-		require.ErrorIs(t, <-done, context.Canceled)
+	require.NoError(t, cmd.Process.Kill())
+	require.NoError(t, h.Wait(t.Context()))
+	for range 2000 {
+		first, cancel := context.WithCancel(t.Context())
+		go cancel()
+		_ = h.Wait(first) // either has come first
+		require.NoError(t, h.Wait(t.Context()))
 	}
 }
 

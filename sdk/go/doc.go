@@ -8,7 +8,8 @@
 // second way (AdoptProcess). ARCHITECTURE.md has the rest.
 //
 // Contexts. The context of Lease, Write or Read bounds the call that starts it, and its deadline the transfer; the context of
-// Wait ends only the waiting. Everything is safe for concurrent use.
+// Wait ends only the waiting. The start of a transfer ends after the client's time-out too ([WithTimeout]). Everything is safe
+// for concurrent use.
 //
 // Memory. What the SDK allocates is a sealed memfd, mapped here and by the daemon. What exists already is adopted: anonymous
 // pages of unix.Mmap become a memfd's where they are ([AdoptShare]), the caller's own memfd is handed over as it is
@@ -20,6 +21,13 @@
 // A client has a reader and a writer, two goroutines, and none a call: the reader acts upon the daemon's frames in their order,
 // and the writer sends what the kernel did not take at once, so that no caller waits for a daemon that does not read. Between a
 // lost connection and [Client.Reconnect] the reader waits for the exit of the daemon's process, which releases what it held.
+//
+// The Python SDK has the same calls under the same words. What differs does so on purpose: Revoke and Renew wait, as the
+// context says, where Python returns a pending thing, so that [Client.Completed] reports leases, advertisements and transfers
+// alone; a traceparent is the context's ([ContextWithTraceparent]); fileno is a channel (Done, [Lease.Layer],
+// [Client.CompletedReady]); unadvertise is Revoke, and a region's array its Memory; lease with mode "read", or of an instance,
+// is a method of its own; and views end with their memory, which Python keeps mapped for as long as there is one: slices have
+// no owner that could tell.
 //
 // Package sdk/go/embed runs a node inside the program.
 //
