@@ -52,7 +52,7 @@
 //   - what is not the protocol ends the connection, what is newer is passed over: TestViolations, TestNewerDaemon, FuzzFrames
 //   - a call's span says its course and is not lost: TestSpansOfCalls
 //   - what has ended is reported once, and does not pile up: TestCompletedIsBounded
-//   - no goroutine is left behind: TestMain
+//   - no goroutine is left behind, and no descriptor: TestMain, TestFailedDialLeavesNothing
 //   - neither NATS, Pebble nor cgo is linked: internal/deptest
 //
 // Invariants of memory, layout, keys and spans, each with the test that holds it:
