@@ -155,7 +155,11 @@ func (g *grant[T]) Renew(ctx context.Context, ttl time.Duration) error {
 	g.gmu.Lock()
 	g.renewals++
 	// Only the first that is not answered extends: a caller who goes on renewing at a daemon that has stopped must hear of it.
+	// Nor by more than it asks for: the context may end in an hour.
 	if at, ok := ctx.Deadline(); ok && g.renewals == 1 {
+		if most := time.Now().Add(ttl); at.After(most) {
+			at = most
+		}
 		g.extended = at.Add(grace)
 	}
 	g.gmu.Unlock()

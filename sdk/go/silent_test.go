@@ -325,4 +325,17 @@ func TestRenewal(t *testing.T) {
 	_, err = lease.Wait(t.Context())
 	assert.ErrorIs(t, err, ErrDeadlineExceeded)
 	assert.ErrorIs(t, lease.Renew(within(t), time.Second), ErrDeadlineExceeded)
+
+	// A renewal whose context ends late does not keep the lease: its time is over, and nobody has said otherwise.
+	lease, err = cache.Lease(within(t), []int{2}, LeaseOptions{TTL: 20 * time.Millisecond})
+	require.NoError(t, err)
+	d.set(func() { d.silent[wire.KindRenew] = true })
+	far, giveUp := context.WithCancel(within(t))
+	renewed := make(chan error, 1)
+	go func() { renewed <- lease.Renew(far, 50*time.Millisecond) }()
+	_, err = lease.Wait(t.Context())
+	assert.ErrorIs(t, err, ErrDeadlineExceeded)
+	assert.NoError(t, far.Err())
+	giveUp()
+	assert.ErrorIs(t, <-renewed, context.Canceled)
 }
