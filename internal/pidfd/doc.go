@@ -6,6 +6,7 @@
 //
 // Invariants, each with the test that holds it:
 //   - Wait ends with the process or with its context, without a thread that waits: TestWait
+//   - what ended one wait never ends the next: TestWaitsOneAfterTheOther
 //   - a process that is gone cannot be opened, nor one that has no number here: TestOpenGone, TestOpenUnseen
 //   - the peer of a Unix socket is found even when its number is not known: TestOfPeer
 package pidfd

@@ -91,8 +91,13 @@ func (h *Handle) Wait(ctx context.Context) error {
 	if err := h.f.SetReadDeadline(time.Time{}); err != nil {
 		return err
 	}
-	stop := context.AfterFunc(ctx, func() { _ = h.f.SetReadDeadline(time.Unix(1, 0)) })
-	defer stop()
+	ended := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() { defer close(ended); _ = h.f.SetReadDeadline(time.Unix(1, 0)) })
+	defer func() {
+		if !stop() { // its deadline must not come into the next call's wait
+			<-ended
+		}
+	}()
 	raw, err := h.f.SyscallConn()
 	if err != nil {
 		return err

@@ -61,6 +61,22 @@ func TestWait(t *testing.T) {
 	assert.NoError(t, h.Wait(ctx), "again")
 }
 
+// TestWaitsOneAfterTheOther: a context that ends while its wait returns costs the next wait nothing.
+func TestWaitsOneAfterTheOther(t *testing.T) {
+	cmd := sleeper(t)
+	h, err := pidfd.Open(cmd.Process.Pid)
+	require.NoError(t, err)
+	defer h.Close()
+	require.NoError(t, cmd.Process.Kill())
+	require.NoError(t, h.Wait(t.Context()))
+	for range 2000 {
+		first, cancel := context.WithCancel(t.Context())
+		go cancel()
+		_ = h.Wait(first) // either has come first
+		require.NoError(t, h.Wait(t.Context()))
+	}
+}
+
 func TestOpenGone(t *testing.T) {
 	cmd := exec.Command("true")
 	require.NoError(t, cmd.Run())

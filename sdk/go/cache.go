@@ -117,13 +117,13 @@ func (c *Cache) Lease(ctx context.Context, blocks Blocks, o LeaseOptions) (*Leas
 	}
 	ctx, cancel := bounded(ctx, defaultTimeout)
 	defer cancel()
-	sp := startSpan(ctx, "kvxfer.lease")
+	sp := startSpan(ctx, "kvxfer.lease", c.client.samples)
 	body := o.request(sp)
 	body.Cache = at.cache
 	// Before the daemon hears of it: from the grant on a peer may write.
 	taken := c.vouched.take(ids)
 	var lease *Lease
-	fe, byDaemon := askGrant(ctx, at.session, request{op: op, kind: wire.KindLease, body: &body, data: wire.AppendU32s(nil, ids)}, o.TTL, sp, func(g granted) (grantHandle, func()) {
+	fe, over := askGrant(ctx, at.session, request{op: op, kind: wire.KindLease, body: &body, data: wire.AppendU32s(nil, ids)}, o.TTL, sp, func(g granted) (grantHandle, func()) {
 		// Again: an earlier lease of these blocks may have been committed between the call and its grant.
 		c.vouched.take(ids)
 		lease = newLease(at.session, g, c.name, c.spec.Layout.Layers, ids, c.vouched, c.Guarantee(), sp)
@@ -133,7 +133,7 @@ func (c *Cache) Lease(ctx context.Context, blocks Blocks, o LeaseOptions) (*Leas
 		if refused(fe) { // nothing was changed
 			c.vouched.restore(taken)
 		}
-		return nil, newError(fe, byDaemon, ids)
+		return nil, newError(fe, over, ids)
 	}
 	return lease, nil
 }
@@ -148,16 +148,16 @@ func (c *Cache) LeaseRead(ctx context.Context, blocks Blocks, o LeaseOptions) (*
 	}
 	ctx, cancel := bounded(ctx, defaultTimeout)
 	defer cancel()
-	sp := startSpan(ctx, "kvxfer.lease")
+	sp := startSpan(ctx, "kvxfer.lease", c.client.samples)
 	body := o.request(sp)
 	body.Cache = at.cache
 	var lease *ReadLease
-	fe, byDaemon := askGrant(ctx, at.session, request{op: op, kind: wire.KindLease, body: &body, data: wire.AppendU32s(nil, ids)}, o.TTL, sp, func(g granted) (grantHandle, func()) {
+	fe, over := askGrant(ctx, at.session, request{op: op, kind: wire.KindLease, body: &body, data: wire.AppendU32s(nil, ids)}, o.TTL, sp, func(g granted) (grantHandle, func()) {
 		lease = newReadLease(at.session, g, c.name, ids, o.Readers, c.Guarantee(), sp)
 		return lease, lease.discard
 	})
 	if fe != nil {
-		return nil, newError(fe, byDaemon, ids)
+		return nil, newError(fe, over, ids)
 	}
 	return lease, nil
 }
@@ -205,7 +205,7 @@ func (c *Cache) Publish(ctx context.Context, blocks Blocks, keys [][]byte) (gene
 	defer cancel()
 	taken := c.vouched.take(ids)
 	var info wire.PublishInfo
-	fe, byDaemon := at.session.conn.request(ctx, request{op: op, kind: wire.KindPublish, body: &wire.Publish{Cache: at.cache, KeyBytes: keyBytes},
+	fe, over := at.session.conn.request(ctx, request{op: op, kind: wire.KindPublish, body: &wire.Publish{Cache: at.cache, KeyBytes: keyBytes},
 		data: append(wire.AppendU32s(nil, ids), data...), onOK: func(f *wire.Frame) error {
 			if err := f.Decode(&info); err != nil {
 				return err
@@ -217,7 +217,7 @@ func (c *Cache) Publish(ctx context.Context, blocks Blocks, keys [][]byte) (gene
 		if refused(fe) {
 			c.vouched.restore(taken)
 		}
-		return 0, newError(fe, byDaemon, ids)
+		return 0, newError(fe, over, ids)
 	}
 	return info.Generation, nil
 }
@@ -227,7 +227,7 @@ func (c *Cache) Publish(ctx context.Context, blocks Blocks, keys [][]byte) (gene
 // deadline.
 //
 // Errors: InvalidArgument names the index of a wrong block id; BlocksBusy, an own transfer holds a block: cancel it first,
-// nothing was changed; DeadlineExceeded, not fenced in time (Released false).
+// nothing was changed; DeadlineExceeded, not fenced in time, DaemonUnavailable or Internal (Released false).
 func (c *Cache) Evict(ctx context.Context, blocks Blocks) error {
 	const op = "evict"
 	at, err := c.use(op)
@@ -241,12 +241,12 @@ func (c *Cache) Evict(ctx context.Context, blocks Blocks) error {
 	ctx, cancel := bounded(ctx, fenceTimeout)
 	defer cancel()
 	taken := c.vouched.take(ids)
-	fe, byDaemon := at.session.conn.request(ctx, request{op: op, kind: wire.KindEvict, body: &wire.Evict{Cache: at.cache}, data: wire.AppendU32s(nil, ids)})
+	fe, _ := at.session.conn.request(ctx, request{op: op, kind: wire.KindEvict, body: &wire.Evict{Cache: at.cache}, data: wire.AppendU32s(nil, ids)})
 	if fe != nil {
 		if refused(fe) {
 			c.vouched.restore(taken)
 		}
-		return newError(fe, byDaemon && fe.Code != fault.DeadlineExceeded, ids)
+		return newError(fe, refused(fe), ids) // whatever else it is, it is no word of a fence
 	}
 	return nil
 }
@@ -293,7 +293,7 @@ func (c *Cache) register(ctx context.Context, op string, s *session) (attachment
 	deregister := func() {
 		undo(s, op, wire.KindDeregisterRegion, &wire.DeregisterRegion{Region: region})
 	}
-	fe, byDaemon := s.conn.request(ctx, request{op: op, kind: wire.KindRegisterCache, data: vouches,
+	fe, over := s.conn.request(ctx, request{op: op, kind: wire.KindRegisterCache, data: vouches,
 		body: &wire.RegisterCache{Name: c.name, Region: region, Model: c.spec.Model, Revision: c.spec.Revision, Compat: c.spec.Compat,
 			Layout: c.geometry.Layout, NumBlocks: c.geometry.NumBlocks, Instance: c.spec.Instance, InstanceKey: c.spec.InstanceKey},
 		onOK: func(f *wire.Frame) (err error) {
@@ -312,7 +312,7 @@ func (c *Cache) register(ctx context.Context, op string, s *session) (attachment
 			deregister()
 		}})
 	if fe != nil {
-		if byDaemon { // else onLate undoes both
+		if over { // else the answer may come yet, and onLate undoes both
 			deregister()
 		}
 		return attachment{}, nil, fe

@@ -12,8 +12,8 @@ import (
 //
 // It returns as soon as the own daemon knows of it; the transfer's end is the returned push's. Until the push is released
 // nobody may change the bytes that were handed over: all of them, or with [Layerwise] those of the layers named to
-// [Push.Layer]. ctx bounds the call, its deadline is also the transfer's, 30 seconds where it has none; its cancellation
-// after the return ends nothing, see [Push.Cancel].
+// [Push.Layer]. ctx bounds the call, which also ends after the client's time-out ([WithTimeout]); its deadline is the
+// transfer's, 30 seconds where it has none; its cancellation after the return ends nothing, see [Push.Cancel].
 //
 // Errors: InvalidArgument names the field, and the index of a wrong block id; TicketInvalid, the ticket cannot be read;
 // DeadlineExceeded, the own daemon does not answer (Released false).
@@ -31,7 +31,7 @@ func (c *Cache) Write(ctx context.Context, blocks Blocks, ticket string, options
 	p := &Push{layers: c.spec.Layout.Layers, layerwise: o.layerwise, note: o.note, finished: false}
 	p.afterAccept = p.accept
 	p.init(at.session, op, c.name, ids, c.Guarantee(), p, timeout, sp)
-	ctx, cancel := bounded(ctx, min(timeout, c.client.timeout))
+	ctx, cancel := context.WithTimeout(ctx, c.client.timeout) // the deadline is the transfer's, and may be far
 	defer cancel()
 	fe := p.start(ctx, request{op: op, kind: wire.KindPush, data: wire.AppendU32s(nil, ids), body: &wire.PushRequest{Cache: at.cache, Ticket: ticket,
 		TimeoutMillis: millis(timeout), Layerwise: o.layerwise, Traceparent: sp.parent(), SpanID: sp.spanID(), TransferIdentity: o.identity}}, p, p.Cancel)
@@ -57,7 +57,7 @@ func (c *Cache) Read(ctx context.Context, blocks Blocks, ticket string, options 
 	}
 	p, body := c.newPull(ctx, op, at, ids, o)
 	timeout := time.Until(p.until)
-	ctx, cancel := bounded(ctx, min(timeout, c.client.timeout))
+	ctx, cancel := context.WithTimeout(ctx, c.client.timeout) // the deadline is the transfer's, and may be far
 	defer cancel()
 	// Before the daemon hears of it: from its answer on bytes may land.
 	p.sent = true
@@ -86,6 +86,9 @@ func (c *Cache) ReadFrom(ctx context.Context, blocks Blocks, holder Holder, keys
 	}
 	if len(keys) != len(ids) {
 		return nil, invalid(op, "keys", "%d for %d blocks, allowed one for each", len(keys), len(ids))
+	}
+	if ctx.Err() != nil {
+		return nil, newError(contextEnded(ctx, op, "the context had ended before the call"), true, ids)
 	}
 	p, body := c.newPull(ctx, op, at, ids, o)
 	ms := millis(time.Until(p.until))

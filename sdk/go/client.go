@@ -40,9 +40,16 @@ func WithProcess(name string) Option { return func(c *Client) { c.process = name
 // WithLogger takes the client's few warnings; the default is slog.Default().
 func WithLogger(log *slog.Logger) Option { return func(c *Client) { c.log = log } }
 
-// WithTimeout is how long the daemon has for its answer to a request that has no deadline of its own, 1 ms to 24 h; the
-// default is 5 seconds.
+// WithTimeout is how long the daemon has for its answer to a request that has no deadline of its own, and to the start of a
+// transfer, whose deadline may be far, 1 ms to 24 h; the default is 5 seconds.
 func WithTimeout(d time.Duration) Option { return func(c *Client) { c.timeout = d } }
+
+// WithSampling is the share of the traces that begin in this client which are recorded, 0..1. The default is what
+// OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG say when Dial is called, which is all of them where they say nothing. A call
+// under a span of its context's is recorded as that is.
+func WithSampling(share float64) Option {
+	return func(c *Client) { c.sampling, c.samples = share, ratioSampler(share) }
+}
 
 // Client is one process attached to its node's daemon, from [Dial].
 //
@@ -62,6 +69,8 @@ type Client struct {
 	log         *slog.Logger
 	completed   *completed
 	spans       *spans
+	sampling    float64 // 0..1, as given
+	samples     sampler
 	flushTimer  *time.Timer
 
 	coming sync.Mutex // one Reconnect at a time
@@ -94,6 +103,12 @@ func Dial(ctx context.Context, socket string, options ...Option) (*Client, error
 	}
 	if c.timeout < time.Millisecond || c.timeout > maxDuration {
 		return nil, invalid(op, "timeout", "%s, allowed 1ms..24h", c.timeout)
+	}
+	if !(c.sampling >= 0 && c.sampling <= 1) { // not a number is neither
+		return nil, invalid(op, "sampling", "%g, allowed 0..1", c.sampling)
+	}
+	if c.samples == nil {
+		c.samples = environmentSampler()
 	}
 	if c.socket == "" {
 		c.socket = socketpath.Client(os.Getuid(), os.Getenv)
@@ -223,7 +238,7 @@ func (c *Client) DaemonExited(ctx context.Context) (bool, error) {
 // Span begins a step of the program's own in the same trace, for programs without OpenTelemetry: calls with the returned
 // context become its children. End it.
 func (c *Client) Span(ctx context.Context, name string) (context.Context, *Span) {
-	return newSpan(ctx, name, c.endSpan)
+	return newSpan(ctx, name, c.samples, c.endSpan)
 }
 
 // endSpan takes a finished span; it is sent within a second.

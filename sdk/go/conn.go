@@ -115,15 +115,15 @@ func (c *connection) lostError() *fault.Error {
 	return c.checkAlive("")
 }
 
-// request asks and waits for the answer; answered says whether the daemon itself gave the error, and so knows that
-// nothing of the request goes on.
-func (c *connection) request(ctx context.Context, r request) (fe *fault.Error, answered bool) {
+// request asks and waits for the answer; over says that nothing of the request goes on: the daemon itself gave the error, or
+// never got the request.
+func (c *connection) request(ctx context.Context, r request) (fe *fault.Error, over bool) {
 	if ctx.Err() != nil {
 		return contextEnded(ctx, r.op, "the context had ended before the call"), true
 	}
 	call, fe := c.submit(r)
 	if fe != nil {
-		return fe, false
+		return fe, true
 	}
 	select {
 	case <-call.done:

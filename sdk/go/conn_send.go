@@ -23,6 +23,7 @@ type outgoing struct {
 	try             func(fd uintptr)
 }
 
+// submit sends or queues a request; where it fails nothing of it was sent.
 func (c *connection) submit(r request) (*call, *fault.Error) {
 	f, err := wire.NewFrame(r.kind, 0, r.body, r.data)
 	if err != nil {
@@ -197,8 +198,10 @@ func (c *connection) writeChunk(ch chunk) (n int, err error) {
 		oob = unix.UnixRights(ch.fd)
 	}
 	waitErr := c.raw.Write(func(fd uintptr) bool {
-		n, err = unix.SendmsgN(int(fd), ch.data, oob, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
-		return err != unix.EAGAIN && err != unix.EINTR
+		for err = unix.EINTR; err == unix.EINTR; { // here, since the poller tells of a socket that has room once
+			n, err = unix.SendmsgN(int(fd), ch.data, oob, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+		}
+		return err != unix.EAGAIN
 	})
 	if err == nil {
 		err = waitErr

@@ -155,7 +155,11 @@ func (g *grant[T]) Renew(ctx context.Context, ttl time.Duration) error {
 	g.gmu.Lock()
 	g.renewals++
 	// Only the first that is not answered extends: a caller who goes on renewing at a daemon that has stopped must hear of it.
+	// Nor by more than it asks for: the context may end in an hour.
 	if at, ok := ctx.Deadline(); ok && g.renewals == 1 {
+		if most := time.Now().Add(ttl); at.After(most) {
+			at = most
+		}
 		g.extended = at.Add(grace)
 	}
 	g.gmu.Unlock()
@@ -303,7 +307,7 @@ func (g *grant[T]) describeGrant(sp *span) {
 
 // askGrant asks the daemon for permission. made makes the handle of its answer, in the connection's reader, and returns
 // what to do where the caller has gone meanwhile.
-func askGrant(ctx context.Context, s *session, r request, ttl time.Duration, sp *span, made func(granted) (grantHandle, func())) (fe *fault.Error, byDaemon bool) {
+func askGrant(ctx context.Context, s *session, r request, ttl time.Duration, sp *span, made func(granted) (grantHandle, func())) (fe *fault.Error, over bool) {
 	var discard func()
 	r.onOK = func(f *wire.Frame) error {
 		g := granted{ttl: ttl}
@@ -319,9 +323,9 @@ func askGrant(ctx context.Context, s *session, r request, ttl time.Duration, sp 
 		return nil
 	}
 	r.onLate = func() { discard() }
-	if fe, byDaemon = s.conn.request(ctx, r); fe != nil {
+	if fe, over = s.conn.request(ctx, r); fe != nil {
 		sp.set("kvxfer.result", fe.Code.String())
 		s.endSpan(sp, fe)
 	}
-	return fe, byDaemon
+	return fe, over
 }

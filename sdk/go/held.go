@@ -61,7 +61,7 @@ func (h *held[T]) init(s *session, op, place string, ids []uint32, guarantee str
 func (h *held[T]) Done() <-chan struct{} { return h.done }
 
 // Wait returns the result as soon as it is there, or the typed error that it ended with. The end of ctx ends only the
-// waiting, with DeadlineExceeded or Cancelled; a context without a deadline waits for the thing's own, which is 60
+// waiting, with DeadlineExceeded or Cancelled, while Err is still nil; a context without a deadline waits for the thing's own, which is 60
 // seconds for what has none.
 func (h *held[T]) Wait(ctx context.Context) (T, error) {
 	if fe := h.await(ctx, h.done); fe != nil {
@@ -142,8 +142,21 @@ func (h *held[T]) await(ctx context.Context, ch <-chan struct{}) *fault.Error {
 	case <-h.done:
 		return nil
 	case <-ctx.Done():
-		return contextEnded(ctx, h.op, "still pending when the wait ended")
+		fe := contextEnded(ctx, h.op, "still pending when the wait ended")
+		fe.MayHaveWritten = h.writes() // it goes on
+		return fe
 	}
+}
+
+// writes says whether it changes bytes of blocks or regions.
+func (h *held[T]) writes() bool {
+	switch self := h.self.(type) {
+	case *ReadLease:
+		return false
+	case *Advertisement:
+		return self.mode == ModeWrite
+	}
+	return true
 }
 
 // layerSpan notes in the span that a layer came or went.

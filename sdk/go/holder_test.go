@@ -1,6 +1,7 @@
 package kvxfer
 
 import (
+	"context"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -32,6 +33,12 @@ func TestReadFromHolder(t *testing.T) {
 	}
 
 	d.set(func() { d.silent[wire.KindOpen] = true })
+	ended, giveUp := context.WithCancel(t.Context())
+	giveUp()
+	_, err = cache.ReadFrom(ended, []int{3}, holder, keys)
+	assert.ErrorIs(t, err, context.Canceled)
+	assert.True(t, asTransferError(t, err).Released)
+	assert.Zero(t, d.count(wire.KindOpen))
 	cancelled, err := cache.ReadFrom(within(t), []int{3}, holder, keys)
 	require.NoError(t, err)
 	cancelled.Cancel()

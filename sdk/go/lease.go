@@ -42,12 +42,12 @@ type Lease struct {
 	lmu        sync.Mutex
 	generation uint64
 	visible    []bool
-	arrived    []chan struct{} // by layer; made by who waits first
+	arrived    []chan struct{} // by layer, until it is visible or the lease has ended; made by who waits first
 }
 
 func newLease(s *session, info granted, place string, layers int, ids []uint32, v *vouched, guarantee string, sp *span) *Lease {
 	l := &Lease{ranks: int(info.Ranks), vouched: v, generation: info.Generation, visible: make([]bool, layers), arrived: make([]chan struct{}, layers)}
-	l.describe = l.describeLease
+	l.describe, l.afterEnd = l.describeLease, l.endLayers
 	l.init(s, "lease", info, place, ids, guarantee, l, sp)
 	return l
 }
@@ -68,23 +68,46 @@ func (l *Lease) Ranks() int { return l.ranks }
 // the lease's where it has ended without being committed, or DeadlineExceeded or Cancelled when ctx ends first: the lease
 // goes on then. A context without a deadline waits for the lease's own time.
 func (l *Lease) WaitLayer(ctx context.Context, layer int) error {
-	if layer < 0 || layer >= len(l.visible) {
-		return invalid("lease.wait_layer", "layer", "%d, allowed 0..%d", layer, len(l.visible)-1)
+	ch, err := l.Layer(layer)
+	if err != nil {
+		return err
 	}
-	l.lmu.Lock()
-	there := l.visible[layer]
-	if !there && l.arrived[layer] == nil {
-		l.arrived[layer] = make(chan struct{})
-	}
-	ch := l.arrived[layer]
-	l.lmu.Unlock()
-	if !there {
-		if fe := l.await(ctx, ch); fe != nil {
-			return l.leaving(fe)
-		}
+	if fe := l.await(ctx, ch); fe != nil {
+		return l.leaving(fe)
 	}
 	return l.Err()
 }
+
+// Layer is a channel that is closed when all blocks of that layer are there, 0..Layers-1, or when the lease has ended: Err
+// tells one from the other. What WaitLayer says of visible layers holds. InvalidArgument: a layer out of range.
+func (l *Lease) Layer(layer int) (<-chan struct{}, error) {
+	if layer < 0 || layer >= len(l.visible) {
+		return nil, invalid("lease.layer", "layer", "%d, allowed 0..%d", layer, len(l.visible)-1)
+	}
+	l.lmu.Lock()
+	defer l.lmu.Unlock()
+	if l.visible[layer] || l.isOver() { // endLayers comes behind the end, and would close what is made before it
+		return closedChannel, nil
+	}
+	if l.arrived[layer] == nil {
+		l.arrived[layer] = make(chan struct{})
+	}
+	return l.arrived[layer], nil
+}
+
+// endLayers ends the waiting for layers that do not come any more.
+func (l *Lease) endLayers() {
+	l.lmu.Lock()
+	defer l.lmu.Unlock()
+	for i, ch := range l.arrived {
+		if ch != nil {
+			close(ch)
+			l.arrived[i] = nil
+		}
+	}
+}
+
+var closedChannel = func() <-chan struct{} { ch := make(chan struct{}); close(ch); return ch }()
 
 // VisibleLayers are the layers whose blocks are all there, in order.
 func (l *Lease) VisibleLayers() []int {

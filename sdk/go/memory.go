@@ -121,11 +121,20 @@ func (m *memory) bytes() []byte {
 	return m.buf
 }
 
-// registration is what hands the memory over under a name, and the descriptor that goes with it; fd -1: closed. The
-// descriptor stays the memory's.
-func (m *memory) registration(name string) (wire.RegisterRegion, int) {
+// registration is what hands the memory over under a name, and a duplicate of its descriptor that goes with it, the caller's
+// to close: the memory's own could be closed meanwhile, and its number be another file's. Closed: the memory was given back.
+func (m *memory) registration(name string) (wire.RegisterRegion, int, *fault.Error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.fd < 0 {
+		e := fault.New(fault.Closed, m.op, "its memory was given back")
+		e.Region = m.name
+		return wire.RegisterRegion{}, -1, e
+	}
+	fd, err := unix.FcntlInt(uintptr(m.fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return wire.RegisterRegion{}, -1, &fault.Error{Code: fault.ResourceExhausted, Op: m.op, Region: m.name, Detail: "no descriptor is left", Err: err}
+	}
 	r := wire.RegisterRegion{Name: name, ID: m.id, Kind: m.kind, Size: uint64(len(m.buf)), Offset: m.offset}
 	switch m.kind {
 	case wire.RegionProcess:
@@ -135,7 +144,7 @@ func (m *memory) registration(name string) (wire.RegisterRegion, int) {
 			r.Size = uint64(len(m.mapped))
 		}
 	}
-	return r, m.fd
+	return r, fd, nil
 }
 
 // close gives the memory up once it is fenced: what the SDK allocated is unmapped, what it adopted stays the caller's as it

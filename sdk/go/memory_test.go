@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/internal/hostmem"
 	"github.com/kvxfer/kvxfer/internal/wire"
 )
@@ -16,11 +17,10 @@ import (
 // asDaemon takes a descriptor as the daemon does.
 func asDaemon(t *testing.T, m *memory) *hostmem.Mapping {
 	t.Helper()
-	r, fd := m.registration("kv")
+	r, passed, fe := m.registration("kv")
+	require.Nil(t, fe)
 	require.NoError(t, r.Validate())
 	require.Equal(t, wire.RegionMemfd, r.Kind)
-	passed, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
-	require.NoError(t, err)
 	daemon, err := hostmem.MapAt(passed, r.Name, r.Offset, r.Size)
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, daemon.Close()) })
@@ -75,13 +75,35 @@ func TestAllocatedMemoryIsTheDaemonsToo(t *testing.T) {
 	require.NoError(t, m.close())
 	require.NoError(t, m.close())
 	assert.Nil(t, m.bytes())
-	_, fd := m.registration("kv")
-	assert.Equal(t, -1, fd)
+	_, _, fe := m.registration("kv")
+	require.NotNil(t, fe)
+	assert.Equal(t, fault.Closed, fe.Code)
 	assert.False(t, m.giveUp())
 	assert.Equal(t, "yours", string(readBack(t, daemon, 5)), "the daemon keeps what it has mapped")
 	require.NoError(t, daemon.Close())
 	assert.Equal(t, fds, openFDs(t))
 	assert.Zero(t, mappedTimes(t, "kvxfer:allocated"))
+}
+
+// TestDescriptorOnItsWayIsNobodyElses: what travels to the daemon is the memory even where it is given back meanwhile and its
+// number becomes another file's.
+func TestDescriptorOnItsWayIsNobodyElses(t *testing.T) {
+	m, err := allocateMemory("allocate_cache", "travels", 4096)
+	require.NoError(t, err)
+	copy(m.bytes(), "mine")
+	_, passed, fe := m.registration("kv")
+	require.Nil(t, fe)
+	defer func() { _ = unix.Close(passed) }()
+	own := m.fd
+	require.NoError(t, m.close())
+	other, err := os.Open("/dev/zero")
+	require.NoError(t, err)
+	defer other.Close()
+	assert.NotEqual(t, own, passed)
+	got := make([]byte, 4)
+	_, err = unix.Pread(passed, got, 0)
+	require.NoError(t, err)
+	assert.Equal(t, "mine", string(got))
 }
 
 func TestHugeSizesAreRefusedFirst(t *testing.T) {

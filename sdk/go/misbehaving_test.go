@@ -95,6 +95,35 @@ func TestViolations(t *testing.T) {
 	})
 }
 
+// TestFailedDialLeavesNothing: no descriptor of a connection that did not become a client stays open, nor of one that was closed.
+func TestFailedDialLeavesNothing(t *testing.T) {
+	d := startFake(t)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	before := openFDs(t)
+	for name, c := range map[string]struct {
+		set func()
+		ctx context.Context
+		err error
+	}{
+		"another version": {func() { d.hello.Version = 2 }, within(t), ErrVersionMismatch},
+		"refused":         {func() { d.refuse[wire.KindHello] = fault.New(fault.PermissionDenied, "hello", "not you") }, within(t), ErrPermissionDenied},
+		"no answer":       {func() { d.silent[wire.KindHello] = true }, soon(t), ErrDaemonUnavailable},
+		"given up":        {func() {}, ended, ErrCancelled},
+		"well":            {func() {}, within(t), nil},
+	} {
+		d.set(func() { d.hello.Version = 1; delete(d.refuse, wire.KindHello); delete(d.silent, wire.KindHello) })
+		d.set(c.set)
+		client, err := Dial(c.ctx, d.socket)
+		require.ErrorIs(t, err, c.err, name)
+		if err == nil {
+			require.NoError(t, client.Close())
+		}
+		// The fake closes its side when it has read the end.
+		require.Eventually(t, func() bool { return openFDs(t) == before }, patience, time.Millisecond, name)
+	}
+}
+
 // TestNewerDaemon: events and fields of a newer version are passed over.
 func TestNewerDaemon(t *testing.T) {
 	d := startFake(t)
@@ -161,14 +190,18 @@ func TestAnswersInAnyOrder(t *testing.T) {
 			}
 		})
 	}
-	for n := 0; n < callers*calls; {
-		if answer() {
-			n++
-		} else {
+	over := make(chan struct{})
+	go func() { wg.Wait(); close(over) }()
+	for { // until all callers have ended: where one failed without having asked, no count is ever reached
+		select {
+		case <-over:
+			return
+		default:
+		}
+		if !answer() {
 			time.Sleep(time.Millisecond)
 		}
 	}
-	wg.Wait()
 }
 
 // TestDaemonThatDoesNotRead: callers go on without waiting, what is queued is bounded, and when the daemon reads again

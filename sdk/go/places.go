@@ -214,14 +214,14 @@ func (c *Client) leaseInstance(ctx context.Context, instance string, key []byte,
 	}
 	ctx, cancel := bounded(ctx, instanceTimeout)
 	defer cancel()
-	sp := startSpan(ctx, "kvxfer.lease")
+	sp := startSpan(ctx, "kvxfer.lease", c.samples)
 	body := o.request(sp)
 	body.Instance, body.InstanceKey = instance, key
-	fe, byDaemon := askGrant(ctx, s, request{op: op, kind: wire.KindLease, body: &body, data: wire.AppendU32s(nil, ids)}, o.TTL, sp, func(g granted) (grantHandle, func()) {
+	fe, over := askGrant(ctx, s, request{op: op, kind: wire.KindLease, body: &body, data: wire.AppendU32s(nil, ids)}, o.TTL, sp, func(g granted) (grantHandle, func()) {
 		return made(s, g, ids, o.Readers, sp)
 	})
 	if fe != nil {
-		return newError(fe, byDaemon, nil)
+		return newError(fe, over, nil)
 	}
 	return nil
 }

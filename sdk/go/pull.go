@@ -98,6 +98,9 @@ func (p *Pull) open(body *wire.Open, keys, packed []byte, pull func(ticket strin
 	}
 	p.endAt(p.until.Add(grace), p.expireOpening)
 	if fe := p.sess.conn.requestLater(request{op: p.op, kind: wire.KindOpen, body: body, data: keys, onOK: opened, onDone: answered}); fe != nil {
+		p.mu.Lock()
+		p.quiet = true // nobody has it
+		p.mu.Unlock()
 		p.end(nil, fe)
 		return fe
 	}

@@ -69,15 +69,15 @@ func (r *Region) Advertise(ctx context.Context, o AdvertiseOptions) (*Advertisem
 	}
 	ctx, cancel := bounded(ctx, defaultTimeout)
 	defer cancel()
-	sp := startSpan(ctx, "kvxfer.advertise")
+	sp := startSpan(ctx, "kvxfer.advertise", r.client.samples)
 	var adv *Advertisement
-	fe, byDaemon := askGrant(ctx, at.session, request{op: op, kind: wire.KindAdvertise, data: packed, body: &wire.Advertise{Region: at.region,
+	fe, over := askGrant(ctx, at.session, request{op: op, kind: wire.KindAdvertise, data: packed, body: &wire.Advertise{Region: at.region,
 		Mode: string(o.Mode), Uses: uint32(o.Uses), TTLMillis: millis(ttl), Traceparent: sp.traceparent()}}, ttl, sp, func(g granted) (grantHandle, func()) {
 		adv = newAdvertisement(at.session, g, r.name, o.Mode, r.Guarantee(), sp)
 		return adv, adv.discard
 	})
 	if fe != nil {
-		return nil, newError(fe, byDaemon, nil)
+		return nil, newError(fe, over, nil)
 	}
 	return adv, nil
 }
@@ -86,7 +86,7 @@ func (r *Region) Advertise(ctx context.Context, o AdvertiseOptions) (*Advertisem
 // notification alone. At most 2,796,202 ranges.
 //
 // It returns as soon as the own daemon knows of it. Until the transfer is released nobody may change the bytes that were
-// handed over. ctx bounds the call, its deadline is also the transfer's, 30 seconds where it has none.
+// handed over. ctx is as for [Cache.Write].
 //
 // Errors: InvalidArgument names the field, and the index of a wrong range; TicketInvalid, the ticket cannot be read;
 // DeadlineExceeded, the own daemon does not answer (Released false).
@@ -126,7 +126,7 @@ func (r *Region) scatter(ctx context.Context, op string, mode Mode, ranges []Ran
 	sp := startTransferSpan(ctx, "kvxfer.scatter")
 	s := &Scatter{}
 	s.init(at.session, op, r.name, nil, r.Guarantee(), s, timeout, sp)
-	ctx, cancel := bounded(ctx, min(timeout, r.client.timeout))
+	ctx, cancel := context.WithTimeout(ctx, r.client.timeout) // the deadline is the transfer's, and may be far
 	defer cancel()
 	fe := s.start(ctx, request{op: op, kind: wire.KindScatter, data: packed, body: &wire.ScatterRequest{Region: at.region, Mode: string(mode), Ticket: ticket,
 		TimeoutMillis: millis(timeout), Traceparent: sp.parent(), SpanID: sp.spanID(), Notification: o.note, TransferIdentity: o.identity}}, s, s.Cancel)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/internal/wire"
 )
@@ -86,14 +88,13 @@ func (r *registered) attach(at *attachment) {
 
 // handOver gives the daemon the memory itself.
 func (r *registered) handOver(ctx context.Context, op string, s *session) (uint64, *fault.Error) {
-	body, fd := r.mem.registration(r.name)
-	if fd < 0 {
-		e := fault.New(fault.Closed, op, "its memory was given back")
-		e.Region = r.name
-		return 0, e
+	body, fd, fe := r.mem.registration(r.name)
+	if fe != nil {
+		return 0, again(fe, op)
 	}
+	defer func() { _ = unix.Close(fd) }() // it was sent, or what waits to be sent has a duplicate
 	var info wire.RegionInfo
-	fe, _ := s.conn.request(ctx, request{op: op, kind: wire.KindRegisterRegion, body: &body, fd: fd, hasFD: true,
+	fe, _ = s.conn.request(ctx, request{op: op, kind: wire.KindRegisterRegion, body: &body, fd: fd, hasFD: true,
 		onOK: func(f *wire.Frame) error {
 			if err := f.Decode(&info); err != nil {
 				return err
@@ -131,10 +132,10 @@ func (r *registered) giveBack(ctx context.Context, op string, self place) error 
 	defer cancel()
 	for _, q := range self.endings(*at) {
 		q.op = op
-		fe, byDaemon := at.session.conn.request(ctx, q)
+		fe, over := at.session.conn.request(ctx, q)
 		switch {
 		case fe == nil:
-		case byDaemon && fe.Code == fault.NotFound: // an earlier call got as far, without an answer in its time
+		case over && fe.Code == fault.NotFound: // an earlier call got as far, without an answer in its time
 		default:
 			return newError(fe, false, nil)
 		}

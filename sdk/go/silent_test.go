@@ -94,6 +94,96 @@ func TestEveryCallEnds(t *testing.T) {
 	} {
 		t.Run("default of "+name, func(t *testing.T) { assert.ErrorIs(t, call(t.Context()), ErrDeadlineExceeded) })
 	}
+	far := within(t)
+	for name, call := range map[string]func() error{
+		"write":  func() error { _, err := cache.Write(far, []int{1}, "t"); return err },
+		"read":   func() error { _, err := cache.Read(far, []int{1}, "t"); return err },
+		"writev": func() error { _, err := region.Writev(far, nil, "t"); return err },
+	} {
+		te := asTransferError(t, call())
+		assert.Equal(t, "DeadlineExceeded", te.Code, name)
+		assert.NoError(t, far.Err(), "the start of a transfer does not wait for the transfer's deadline")
+	}
+}
+
+// TestNothingWasSent: a call that never reached the daemon leaves nothing behind, and says so; what asks for a fence has none.
+func TestNothingWasSent(t *testing.T) {
+	d := startFake(t)
+	c, cache := d.attach()
+	region, err := c.AllocateRegion(within(t), "raw", 100)
+	require.NoError(t, err)
+	holder := Holder{Node: "other", Epoch: c.Epoch(), Addr: "127.0.0.1:1", Cache: "x", Blocks: 1}
+	d.hangUp()
+	<-c.now().conn.ended
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, ctx := range []context.Context{within(t), ended} {
+		for name, call := range map[string]func() error{
+			"lease":     func() error { _, err := cache.Lease(ctx, []int{1}, LeaseOptions{}); return err },
+			"write":     func() error { _, err := cache.Write(ctx, []int{1}, "t"); return err },
+			"read":      func() error { _, err := cache.Read(ctx, []int{1}, "t"); return err },
+			"read from": func() error { _, err := cache.ReadFrom(ctx, []int{1}, holder, [][]byte{{1}}); return err },
+			"publish":   func() error { _, err := cache.Publish(ctx, []int{1}, [][]byte{{1}}); return err },
+			"advertise": func() error { _, err := region.Advertise(ctx, AdvertiseOptions{}); return err },
+			"writev":    func() error { _, err := region.Writev(ctx, nil, "t"); return err },
+		} {
+			te := asTransferError(t, call())
+			assert.True(t, te.Released, name)
+			assert.False(t, te.MayHaveWritten, name)
+		}
+		for name, call := range map[string]func() error{
+			"evict":      func() error { return cache.Evict(ctx, []int{1}) },
+			"drop":       func() error { return cache.Drop(ctx) },
+			"deregister": func() error { return region.Deregister(ctx) },
+		} {
+			assert.False(t, asTransferError(t, call()).Released, name)
+		}
+	}
+	assert.Empty(t, c.Completed(), "nobody was given anything")
+}
+
+// TestFailedEvictionIsHeld: only a refusal says that nothing was changed.
+func TestFailedEvictionIsHeld(t *testing.T) {
+	d := startFake(t)
+	_, cache := d.attach()
+	for code, released := range map[fault.Code]bool{fault.BlocksBusy: true, fault.Internal: false, fault.Draining: false} {
+		d.set(func() { d.refuse[wire.KindEvict] = fault.New(code, "evict", "x") })
+		assert.Equal(t, released, asTransferError(t, cache.Evict(within(t), []int{1})).Released, code)
+	}
+}
+
+// TestPendingMayHaveWritten: who stops waiting for what goes on cannot take the target's bytes for unchanged.
+func TestPendingMayHaveWritten(t *testing.T) {
+	d := startFake(t)
+	c, cache := d.attach()
+	region, err := c.AllocateRegion(within(t), "raw", 100)
+	require.NoError(t, err)
+	push, err := cache.Write(within(t), []int{1}, "t", Layerwise())
+	require.NoError(t, err)
+	lease, err := cache.Lease(within(t), []int{2}, LeaseOptions{})
+	require.NoError(t, err)
+	offer, err := cache.LeaseRead(within(t), []int{3}, LeaseOptions{})
+	require.NoError(t, err)
+	written, err := region.Advertise(within(t), AdvertiseOptions{})
+	require.NoError(t, err)
+	read, err := region.Advertise(within(t), AdvertiseOptions{Mode: ModeRead})
+	require.NoError(t, err)
+	for name, c := range map[string]struct {
+		wait func(context.Context) error
+		want bool
+	}{
+		"push":    {func(ctx context.Context) error { _, err := push.Wait(ctx); return err }, true},
+		"lease":   {func(ctx context.Context) error { _, err := lease.Wait(ctx); return err }, true},
+		"layer":   {func(ctx context.Context) error { return lease.WaitLayer(ctx, 0) }, true},
+		"offer":   {func(ctx context.Context) error { _, err := offer.Wait(ctx); return err }, false},
+		"written": {func(ctx context.Context) error { _, err := written.Wait(ctx); return err }, true},
+		"read":    {func(ctx context.Context) error { _, err := read.NextHolder(ctx); return err }, false},
+	} {
+		te := asTransferError(t, c.wait(soon(t)))
+		assert.Equal(t, c.want, te.MayHaveWritten, name)
+		assert.False(t, te.Released, name)
+	}
+	assert.NoError(t, push.Err())
 }
 
 // TestDialEnds: so does the call that attaches.
@@ -235,4 +325,17 @@ func TestRenewal(t *testing.T) {
 	_, err = lease.Wait(t.Context())
 	assert.ErrorIs(t, err, ErrDeadlineExceeded)
 	assert.ErrorIs(t, lease.Renew(within(t), time.Second), ErrDeadlineExceeded)
+
+	// A renewal whose context ends late does not keep the lease: its time is over, and nobody has said otherwise.
+	lease, err = cache.Lease(within(t), []int{2}, LeaseOptions{TTL: 20 * time.Millisecond})
+	require.NoError(t, err)
+	d.set(func() { d.silent[wire.KindRenew] = true })
+	far, giveUp := context.WithCancel(within(t))
+	renewed := make(chan error, 1)
+	go func() { renewed <- lease.Renew(far, 50*time.Millisecond) }()
+	_, err = lease.Wait(t.Context())
+	assert.ErrorIs(t, err, ErrDeadlineExceeded)
+	assert.NoError(t, far.Err())
+	giveUp()
+	assert.ErrorIs(t, <-renewed, context.Canceled)
 }

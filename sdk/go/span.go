@@ -95,11 +95,12 @@ type layerMoment struct {
 	nanos int64
 }
 
-// startSpan begins a span under what ctx carries, or the root of a new, sampled trace.
-func startSpan(ctx context.Context, name string) *span {
+// startSpan begins a span under what ctx carries, or the root of a new trace, of which samples says whether it is recorded.
+func startSpan(ctx context.Context, name string, samples sampler) *span {
 	s := startTransferSpan(ctx, name)
 	if !s.over.IsValid() {
-		s.self = spanContext(newTraceID(), s.id, true)
+		id := newTraceID()
+		s.self = spanContext(id, s.id, samples(id))
 	}
 	return s
 }
@@ -299,13 +300,22 @@ type Span struct {
 }
 
 // newSpan begins one; the context it returns carries the span, so that calls with it become its children.
-func newSpan(ctx context.Context, name string, end func(*span, error)) (context.Context, *Span) {
-	s := &Span{span: startSpan(ctx, name), end: end}
+func newSpan(ctx context.Context, name string, samples sampler, end func(*span, error)) (context.Context, *Span) {
+	s := &Span{span: startSpan(ctx, name, samples), end: end}
 	return trace.ContextWithSpanContext(ctx, s.span.self), s
 }
 
 // Traceparent is the W3C context of the span.
 func (s *Span) Traceparent() string { return s.span.traceparent() }
+
+// TraceID is the trace's, 32 hex digits.
+func (s *Span) TraceID() string { return s.span.self.TraceID().String() }
+
+// SpanID is 16 hex digits.
+func (s *Span) SpanID() string { return s.span.spanID() }
+
+// Sampled is false when nothing of the trace is recorded.
+func (s *Span) Sampled() bool { return s.span.self.IsSampled() }
 
 // Set sets an attribute: a string, a bool, an integer or a float; above 64 they are left out.
 func (s *Span) Set(key string, value any) { s.span.set(key, value) }

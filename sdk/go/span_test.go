@@ -33,7 +33,7 @@ func ended(t *testing.T, s *span, err error) wire.ClientSpan {
 func TestSpanBelongsToTheContext(t *testing.T) {
 	ctx, err := ContextWithTraceparent(t.Context(), parentText)
 	require.NoError(t, err)
-	for _, s := range []*span{startSpan(ctx, "kvxfer.lease"), startTransferSpan(ctx, "kvxfer.write")} {
+	for _, s := range []*span{startSpan(ctx, "kvxfer.lease", always), startTransferSpan(ctx, "kvxfer.write")} {
 		assert.Equal(t, parentText, s.parent())
 		assert.Equal(t, "00-"+traceText+"-"+s.spanID()+"-01", s.traceparent())
 		s.set("kvxfer.blocks", 3)
@@ -47,7 +47,7 @@ func TestSpanBelongsToTheContext(t *testing.T) {
 }
 
 func TestSpanWithoutAContext(t *testing.T) {
-	root := startSpan(t.Context(), "kvxfer.lease")
+	root := startSpan(t.Context(), "kvxfer.lease", always)
 	assert.Empty(t, root.parent())
 	got := ended(t, root, nil)
 	assert.Empty(t, got.ParentID)
@@ -67,7 +67,7 @@ func TestSpanWithoutAContext(t *testing.T) {
 func TestUnsampledTracesSendNothing(t *testing.T) {
 	ctx, err := ContextWithTraceparent(t.Context(), parentText[:len(parentText)-1]+"0")
 	require.NoError(t, err)
-	s := startSpan(ctx, "kvxfer.lease")
+	s := startSpan(ctx, "kvxfer.lease", always)
 	assert.True(t, strings.HasSuffix(s.traceparent(), "-00"))
 	var q spans
 	assert.False(t, q.end(s, nil))
@@ -103,7 +103,7 @@ func FuzzTraceparent(f *testing.F) {
 }
 
 func TestSpanLimits(t *testing.T) {
-	s := startSpan(t.Context(), strings.Repeat("é", 200))
+	s := startSpan(t.Context(), strings.Repeat("é", 200), always)
 	for i := range 2 * maxSpanEvents {
 		s.layer(i)
 	}
@@ -121,13 +121,13 @@ func TestSpanLimits(t *testing.T) {
 	assert.Len(t, got.Attributes["key 0"], maxSpanText)
 	assert.Equal(t, []any{"NaN", "18446744073709551615", "text"}, []any{got.Attributes["key 1"], got.Attributes["key 2"], got.Attributes["key 3"]})
 	assert.Len(t, got.Error, maxSpanText)
-	assert.Equal(t, "span", ended(t, startSpan(t.Context(), ""), nil).Name)
+	assert.Equal(t, "span", ended(t, startSpan(t.Context(), "", always), nil).Name)
 }
 
 func TestSpansTravelInAFewFrames(t *testing.T) {
 	var q spans
 	for i := range maxSpansWaiting + 9 {
-		assert.Equal(t, i == 0, q.end(startSpan(t.Context(), "kvxfer.write"), nil))
+		assert.Equal(t, i == 0, q.end(startSpan(t.Context(), "kvxfer.write", always), nil))
 	}
 	frames, total := 0, 0
 	q.flush(func(b *wire.Spans) error {
@@ -141,7 +141,7 @@ func TestSpansTravelInAFewFrames(t *testing.T) {
 	q.flush(func(*wire.Spans) error { t.Error("nothing waits"); return nil })
 
 	for range 3 * maxSpansAFrame {
-		q.end(startSpan(t.Context(), "kvxfer.write"), nil)
+		q.end(startSpan(t.Context(), "kvxfer.write", always), nil)
 	}
 	frames = 0
 	q.flush(func(*wire.Spans) error { frames++; return errors.New("lost") })
@@ -150,10 +150,10 @@ func TestSpansTravelInAFewFrames(t *testing.T) {
 
 func TestCallersOwnSpan(t *testing.T) {
 	var q spans
-	ctx, s := newSpan(t.Context(), "prefill", func(sp *span, err error) { q.end(sp, err) })
+	ctx, s := newSpan(t.Context(), "prefill", always, func(sp *span, err error) { q.end(sp, err) })
 	s.Set("tokens", 5)
 	s.Event("embedded")
-	child := startSpan(ctx, "kvxfer.lease")
+	child := startSpan(ctx, "kvxfer.lease", always)
 	assert.Equal(t, s.Traceparent(), child.parent())
 	assert.True(t, trace.SpanContextFromContext(ctx).IsSampled())
 	s.End(nil)

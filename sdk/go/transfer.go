@@ -140,9 +140,9 @@ func (t *transfer) Traceparent() string {
 func (t *transfer) start(ctx context.Context, r request, h transferHandle, discard func()) *fault.Error {
 	r.onOK = func(f *wire.Frame) error { return t.accepted(f, h, discard) }
 	r.onLate = discard
-	fe, byDaemon := t.sess.conn.request(ctx, r)
+	fe, over := t.sess.conn.request(ctx, r)
 	if fe != nil {
-		if !byDaemon {
+		if !over {
 			fe.MayHaveWritten = true
 			t.mu.Lock()
 			t.quiet = true // nobody has it, and its answer may still come

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,7 +68,8 @@ def test_first_program(run_dir: Path) -> None:
     assert ROOT / words[0] == PLAIN_BINARY
     with serving(run_dir, words=words):
         assert run_python(run_dir, program) == "196608 bytes over shm; notification b'first token'\n"
-        assert run_go(page, run_dir) == '196608 bytes over shm; notification "first token"; 4\n'
+        (main,) = blocks(page, "go")
+        assert run_go(main, run_dir) == '196608 bytes over shm; notification "first token"; 4\n'
 
 
 def test_python_quick_start(run_dir: Path) -> None:
@@ -81,15 +83,29 @@ def test_python_quick_start(run_dir: Path) -> None:
         )
 
 
-def run_go(page: str, run_dir: Path) -> str:
-    """What the page's Go program says, built in a module of its own by the commands of the page."""
-    (program,) = blocks(page, "go")
+def test_go_quick_start(run_dir: Path) -> None:
+    """The code blocks of the page as two programs: one of a daemon's client, and one with its own node."""
+    page = (ROOT / "docs" / "quickstart" / "go.md").read_text()
+    socket = run_dir / "kvxfer.sock"
+    head, *steps, whole = blocks(page.replace("/tmp/kvx/kvxfer.sock", str(socket)), "go")
+    with serving(run_dir, "--socket", str(socket), "--http", "off"):
+        main = "\n".join([head, "func main() {", *steps, "}"])
+        assert run_go(main, run_dir) == (
+            "196608 bytes over shm; first token\nrefused: LeaseRevoked, retryable: true\n"
+            "3 blocks from prefill-0\n"
+        )
+    assert run_go(whole, run_dir) == "2 blocks from router-0\n"
+
+
+def run_go(program: str, run_dir: Path) -> str:
+    """What a Go program says, built in a module of its own by README's commands."""
+    page = (ROOT / "README.md").read_text()
     (commands,) = [block for block in blocks(page, "sh") if "go mod init" in block]
-    (run_dir / "first").mkdir()
-    (run_dir / "first" / "main.go").write_text(program)
+    module = Path(tempfile.mkdtemp(dir=run_dir))
+    (module / "main.go").write_text(program)
     done = subprocess.run(
         ["bash", "-eu", "-c", commands],
-        cwd=run_dir / "first", env={**os.environ, "KVXFER": str(ROOT)},
+        cwd=module, env={**os.environ, "KVXFER": str(ROOT)},
         capture_output=True, text=True, timeout=PATIENCE,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

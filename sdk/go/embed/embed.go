@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -17,11 +18,12 @@ import (
 
 // Node is a running node. Its methods may be called from any goroutine.
 type Node struct {
-	node   *node.Node
-	client *kvxfer.Client
-	dirs   []string // made for this node alone
-	once   sync.Once
-	err    error // of Close
+	node    *node.Node
+	client  *kvxfer.Client
+	options []kvxfer.Option // of every client
+	dirs    []string        // made for this node alone
+	once    sync.Once
+	err     error // of Close
 }
 
 // Info says where a node serves.
@@ -67,7 +69,10 @@ func Start(ctx context.Context, cfg Config) (_ *Node, err error) {
 	if n.node, err = node.Start(ctx, *checked, log); err != nil {
 		return nil, err
 	}
-	if n.client, err = kvxfer.Dial(ctx, checked.Socket, kvxfer.WithLogger(log)); err != nil {
+	if checked.NoEnvironment {
+		n.options = append(n.options, kvxfer.WithSampling(1))
+	}
+	if n.client, err = n.Dial(ctx, kvxfer.WithLogger(log)); err != nil {
 		now, cut := context.WithCancel(ctx)
 		cut()
 		n.node.Close(now)
@@ -100,7 +105,7 @@ func (n *Node) Client() *kvxfer.Client { return n.client }
 
 // Dial attaches another client, of another tenant perhaps; the caller closes it, before the node.
 func (n *Node) Dial(ctx context.Context, options ...kvxfer.Option) (*kvxfer.Client, error) {
-	return kvxfer.Dial(ctx, n.node.Info().Socket, options...)
+	return kvxfer.Dial(ctx, n.node.Info().Socket, slices.Concat(n.options, options)...)
 }
 
 // Info says where the node serves.

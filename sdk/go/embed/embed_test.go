@@ -219,7 +219,11 @@ func TestEnvironmentIsNotRead(t *testing.T) {
 	t.Setenv("KVXFER_CONFIG", "/nowhere")
 	t.Setenv("KVXFER_SOCKET", "/nowhere/s")
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "no URL")
+	t.Setenv("OTEL_TRACES_SAMPLER", "always_off")
 	n := start(t, embed.Config{Node: "n0"})
+	_, span := n.Client().Span(t.Context(), "step")
+	assert.True(t, span.Sampled())
+	span.End(nil)
 	require.NoError(t, n.Close(t.Context()))
 
 	err := refused(t, embed.Config{Node: "n0", OTelEnvironment: true})
