@@ -3,6 +3,7 @@ package nodecmd
 import (
 	"context"
 	"io"
+	"strconv"
 
 	"github.com/kvxfer/kvxfer/cmd/kvxfer/internal/command"
 	"github.com/kvxfer/kvxfer/internal/wire"
@@ -64,7 +65,7 @@ func Transfers(args []string, stdout, stderr io.Writer) int {
 		if x.State == "ENDED" {
 			state, left, ago = x.Result, "", command.Millis(x.EndedMs)+" ago"
 		}
-		t.Row(short(x.TransferID), x.Kind, state, v.memory(x.Tenant, x.Memory), x.Blocks, x.Peer, x.Provider, command.Bytes(x.Bytes), command.Millis(x.AgeMs), left,
+		t.Row(short(x.TransferID), x.Kind, state, v.memory(x.Tenant, x.Memory), yes(x.Blocks > 0, strconv.Itoa(x.Blocks)), x.Peer, x.Provider, command.Bytes(x.Bytes), command.Millis(x.AgeMs), left,
 			owner(x.Process, x.Pid), what, since, ago)
 	}
 	return v.print(t.String())
