@@ -25,7 +25,7 @@ Series = list[tuple[str, dict[str, str], float]]
 
 def documented() -> dict[str, tuple[str, dict[str, set[str] | None]]]:
     """By the name on /metrics: the kind, and the values that each label may have; None: any."""
-    codes = set(re.findall(r"^\| \d+ \| `(\w+)`", (ROOT / "docs" / "errors.md").read_text(), re.M))
+    codes = set(re.findall(r"^\| \d+ \| \[`(\w+)`", (ROOT / "docs" / "errors.md").read_text(), re.M))
     out: dict[str, tuple[str, dict[str, set[str] | None]]] = {}
     for row in DOCS.split("<!-- list -->")[1].split("<!-- /list -->")[0].strip().splitlines()[2:]:
         _, _, name, kind, _, attributes, _, _ = (cell.strip() for cell in row.split("|"))
