@@ -96,13 +96,15 @@ type Report struct {
 func Host(ctx context.Context, file, socket string) Report {
 	s := doctor.Subject{Host: doctor.This(), Socket: Place(file, socket)}
 	s.Config, s.ConfigErr = load(file)
-	if conn, err := daemon.Dial(ctx, s.Socket, ""); err == nil {
+	conn, err := daemon.Dial(ctx, s.Socket, "")
+	if err == nil {
 		var st wire.Status
-		if _, err := conn.Call(ctx, wire.KindStatus, nil, nil, &st); err == nil {
+		if _, err = conn.Call(ctx, wire.KindStatus, nil, nil, &st); err == nil {
 			s.Daemon = &doctor.Daemon{Node: st.Node, Version: st.Version, PeerAddr: st.PeerAddr, HTTPAddr: st.HTTPAddr, Draining: st.Draining, Registry: st.Registry}
 		}
 		conn.Close()
 	}
+	s.NoDaemon = err
 	checks := append(doctor.Run(&s), providers(ctx, s.Config)...)
 	return Report{doctor.Worst(checks), checks}
 }
