@@ -15,6 +15,8 @@ const transfersHelp = `Usage:
 
 Lists the transfers that clients of this node have begun (pushes, pulls, scatters of raw memory), each with what it waits for and
 for how long without progress. What peers write here or read from here are leases: see kvxfer leases.
+MOVED is what is placed, TOOK the time since the request, LEFT what is left of its own, FOR the time without progress;
+docs/commands.md explains the words of WAITS FOR.
 
 show says everything about one: ID is the beginning of its id, or of the id of a transfer that holds a lease of this node.
 Of an unfinished one it says what it waits for, from the state that this node is in: the link to the peer (which address is
