@@ -61,7 +61,7 @@ func (e *Engine) checkBind(ls *linkState, b wire.Bind) (grant, error) {
 		return nil, fault.New(fault.PermissionDenied, "bind", "the lease belongs to another tenant")
 	}
 	if draining {
-		return nil, fault.New(fault.Draining, "bind", "node %s is shutting down", e.o.Node)
+		return nil, fault.New(fault.Draining, "bind", "node %s is draining", e.o.Node)
 	}
 	if err := p.fits(b); err != nil || p.mode != wire.ModeWrite || p.cache == nil {
 		return g, err

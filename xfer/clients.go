@@ -40,7 +40,7 @@ func (e *Engine) AddClient(info ClientInfo, sink Sink) (ClientID, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.draining {
-		return 0, fault.New(fault.Draining, "connect", "node %s is shutting down", e.o.Node)
+		return 0, fault.New(fault.Draining, "connect", "node %s is draining", e.o.Node)
 	}
 	if len(e.clients) >= e.o.Limits.Clients {
 		return 0, fault.New(fault.ResourceExhausted, "connect", "%d clients are attached, allowed %d", len(e.clients), e.o.Limits.Clients)
@@ -69,7 +69,7 @@ func (e *Engine) admit(op string, id ClientID, what string, held func(*client) i
 	case err != nil:
 		return nil, err
 	case e.draining:
-		return nil, fault.New(fault.Draining, op, "node %s is shutting down", e.o.Node)
+		return nil, fault.New(fault.Draining, op, "node %s is draining", e.o.Node)
 	case held(c) >= limit:
 		return nil, fault.New(fault.ResourceExhausted, op, "%d %s, allowed %d", held(c), what, limit)
 	}

@@ -198,7 +198,7 @@ func (ls *linkState) onFind(f wire.Frame) error {
 		err = wire.CheckKeys("find", f.Array, q.KeyBytes)
 	}
 	if err == nil && ls.e.Draining() {
-		err = fault.New(fault.Draining, "find", "node %s is shutting down", ls.e.o.Node)
+		err = fault.New(fault.Draining, "find", "node %s is draining", ls.e.o.Node)
 	}
 	if err != nil {
 		ls.refuse(f.Request, err)

@@ -232,7 +232,7 @@ func (e *Engine) rankCache(op, tenant, name, instance string, key []byte) (*cach
 	case subtle.ConstantTimeCompare(ca.spec.InstanceKey, key) != 1:
 		return nil, &fault.Error{Code: fault.PermissionDenied, Op: op, Region: name, Field: "instance_key", Detail: "it is not the instance's"}
 	case draining:
-		return nil, fault.New(fault.Draining, op, "node %s is shutting down", e.o.Node)
+		return nil, fault.New(fault.Draining, op, "node %s is draining", e.o.Node)
 	}
 	return ca, nil
 }

@@ -159,7 +159,7 @@ func (s *scratch) await(transfer uint64) (wire.TransferEvent, error) {
 				return ev, nil
 			}
 		case <-s.e.ctx.Done():
-			return wire.TransferEvent{}, fault.New(fault.Draining, "probe", "node %s is shutting down", s.e.o.Node)
+			return wire.TransferEvent{}, fault.New(fault.Draining, "probe", "node %s is draining", s.e.o.Node)
 		}
 	}
 }

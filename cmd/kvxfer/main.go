@@ -30,7 +30,7 @@ var actions = []action{
 	{"transfers", "[show ID]", "list the transfers of this node", nodecmd.Transfers},
 	{"drain", "[--timeout D]", "have this host's daemon start nothing new", nodecmd.Drain},
 	{"log-level", "[LEVEL]", "say or set what the daemon logs", nodecmd.LogLevel},
-	{"trace", "list|show", "look at traces in trace files", tracecmd.Run},
+	{"trace", "list|show", "show where the time of a transfer went", tracecmd.Run},
 	{"bench", "copy|tcp|shm", "measure transfers beside this machine's limits", benchcmd.Run},
 	{"doctor", "[--peer NODE]", "say what this host can do, and what the way to a node carries", doctorcmd.Run},
 	{"support", "[--out FILE]", "gather what helps to find a fault, without secrets", supportcmd.Run},
@@ -61,6 +61,9 @@ func run(args []string, stdout, stderr io.Writer) int {
 	case "--version":
 		return printVersion(args[1:], stdout, stderr)
 	case "help", "--help", "-h":
+		if len(args) > 1 {
+			return run([]string{args[1], "--help"}, stdout, stderr)
+		}
 		usage(stdout)
 		return 0
 	}

@@ -29,6 +29,18 @@ func TestUsage(t *testing.T) {
 		assert.Zero(t, code)
 		assert.Contains(t, stdout, "Exit codes")
 	}
+	for _, a := range actions {
+		for _, args := range [][]string{{a.name, "--help"}, {"help", a.name}} {
+			code, stdout, stderr := call(args...)
+			assert.Zero(t, code, args)
+			assert.Contains(t, stdout, "kvxfer "+a.name, args)
+			assert.Contains(t, stdout, "Exit codes", args)
+			assert.Empty(t, stderr, args)
+		}
+	}
+	code, _, stderr = call("help", "fly")
+	assert.Equal(t, 2, code)
+	assert.Contains(t, stderr, `no command "fly"`)
 	code, stdout, _ := call("serve", "--help")
 	assert.Zero(t, code)
 	assert.Contains(t, stdout, "KVXFER_STATE_DIR")

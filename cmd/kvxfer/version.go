@@ -1,29 +1,36 @@
 package main
 
 import (
-	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"runtime"
 
+	"github.com/kvxfer/kvxfer/cmd/kvxfer/internal/command"
 	"github.com/kvxfer/kvxfer/internal/version"
 	"github.com/kvxfer/kvxfer/internal/wire"
 )
 
+const versionHelp = `Usage:
+  kvxfer version [--json]
+
+Says which build this is, and which versions of the protocol it speaks. It asks no daemon: kvxfer nodes says which versions run.
+
+Flags:
+  --json   one JSON object instead of text
+  --help   this text
+
+Exit codes: 0 done; 2 wrong usage.
+`
+
 func printVersion(args []string, stdout, stderr io.Writer) int {
-	fs := flag.NewFlagSet("kvxfer version", flag.ContinueOnError)
-	fs.SetOutput(stderr)
-	asJSON := fs.Bool("json", false, "print a JSON object")
-	if err := fs.Parse(args); errors.Is(err, flag.ErrHelp) {
-		return 0
-	} else if err != nil {
-		return 2
+	c := &command.Command{Name: "version", Help: versionHelp, Stdout: stdout, Stderr: stderr}
+	names, code, done := c.Parse(flag.NewFlagSet("version", flag.ContinueOnError), args)
+	if done {
+		return code
 	}
-	if fs.NArg() > 0 {
-		fmt.Fprintf(stderr, "kvxfer version: unexpected argument %q\n", fs.Arg(0))
-		return 2
+	if len(names) > 0 {
+		return c.Misused("unexpected argument %q", names[0])
 	}
 	info := struct {
 		Version     string `json:"version"`
@@ -33,10 +40,13 @@ func printVersion(args []string, stdout, stderr io.Writer) int {
 		MinProtocol int    `json:"min_protocol"`
 		MaxProtocol int    `json:"max_protocol"`
 	}{version.Version, version.Commit(), runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH, wire.MinVersion, wire.MaxVersion}
-	if *asJSON {
-		_ = json.NewEncoder(stdout).Encode(info)
-		return 0
+	if c.JSON {
+		return c.PrintJSON(info)
 	}
-	fmt.Fprintf(stdout, "kvxfer %s (%s, %s, protocol %d to %d)\n", info.Version, info.Go, info.Platform, info.MinProtocol, info.MaxProtocol)
-	return 0
+	commit := ""
+	if info.Commit != "" {
+		commit = "commit " + info.Commit + ", "
+	}
+	fmt.Fprintf(stdout, "kvxfer %s (%s%s, %s, protocol %d to %d)\n", info.Version, commit, info.Go, info.Platform, info.MinProtocol, info.MaxProtocol)
+	return command.OK
 }

@@ -84,7 +84,7 @@ func init() {
 				}
 				return err
 			}},
-		{name: "http", arg: "ADDR", def: "127.0.0.1:" + strconv.Itoa(httpPort), meaning: "port for /healthz, /readyz and /status; off for none",
+		{name: "http", arg: "ADDR", def: "127.0.0.1:" + strconv.Itoa(httpPort), meaning: "port for /healthz, /readyz, /status and /metrics; off for none",
 			allowed: "off, " + listenAllowed(httpPort), set: func(l *loader, v string) (err error) {
 				if v != "off" {
 					l.http, err = l.host.network.listenAddress(v, httpPort)

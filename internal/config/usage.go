@@ -13,7 +13,7 @@ func Usage(w io.Writer) {
 	defer func() { _ = b.Flush() }()
 	fmt.Fprint(b, `Usage: kvxfer serve [--SETTING VALUE]...
 
-Runs this node's daemon until SIGTERM or SIGINT. A setting is taken from its flag, else from its variable, else from the
+Runs this node's daemon until SIGTERM or SIGINT, which drains; a second one ends the draining. A setting is taken from its flag, else from its variable, else from the
 file, else it has its default. The file is one JSON object whose keys are the flags without dashes in front, for example
 {"node": "n0", "lanes": 8, "allow-uid": [1000, 1001]}.
 
@@ -30,4 +30,5 @@ file, else it has its default. The file is one JSON object whose keys are the fl
 		}
 		row(s.name, s.arg, envName(s.name), def, s.meaning, s.allowed)
 	}
+	fmt.Fprint(b, "\nExit codes: 0 ended by a signal; 1 it did not start or cannot go on, and the log says why; 2 wrong settings.\n")
 }

@@ -3,6 +3,7 @@ package doctor
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"net"
 	"os"
@@ -17,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvxfer/kvxfer/internal/config"
+	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/internal/peertls/certtest"
 )
 
@@ -149,6 +151,20 @@ func TestPorts(t *testing.T) {
 	trouble(t, s.daemon(), OK, "n0")
 	s.Daemon.Draining = true
 	trouble(t, s.daemon(), Warn, "draining")
+
+	unix, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	require.NoError(t, err)
+	defer func() { _ = unix.Close() }()
+	s.Daemon, s.Socket, s.NoDaemon = nil, unix.Addr().String(), &fault.Error{Code: fault.DaemonUnavailable}
+	trouble(t, s.daemon(), Warn, "no daemon answers")
+	trouble(t, s.socket(), OK, "is left from a former daemon")
+	s.NoDaemon = &fault.Error{Code: fault.DeadlineExceeded}
+	trouble(t, s.daemon(), Fail, "does not answer")
+	trouble(t, s.socket(), OK, "is served")
+	s.NoDaemon = &fault.Error{Code: fault.PermissionDenied}
+	trouble(t, s.daemon(), Warn, "does not let this user in")
+	s.NoDaemon = &fault.Error{Code: fault.DaemonUnavailable, Err: fs.ErrPermission}
+	trouble(t, s.daemon(), Warn, "does not let this user in")
 
 	s = subject(t, machine(map[string]string{"sys/class/net/eth0/speed": "25000\n", "sys/class/net/eth0/device/numa_node": "1\n"}))
 	trouble(t, s.advertise(), OK, "eth0, MTU 9000, 25000 Mbit/s, NUMA node 1")

@@ -49,7 +49,7 @@ func (s *Subject) http() Check {
 	case s.Config == nil:
 		return unknown()
 	case s.Config.HTTP == "":
-		return warn("set --http for /healthz, /readyz and /status", "off")
+		return warn("set --http for /healthz, /readyz, /status and /metrics", "off")
 	}
 	served := ""
 	if s.Daemon != nil {

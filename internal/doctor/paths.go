@@ -109,7 +109,7 @@ func (s *Subject) socket() Check {
 		return fail("let this user reach it, or name another one (--socket)", "%v", err)
 	case st.Mode()&fs.ModeSocket == 0:
 		return fail("remove it, or name another path (--socket)", "%s is no socket", s.Socket)
-	case s.Daemon == nil:
+	case s.Daemon == nil && !s.silent() && !s.refused():
 		return ok("%s is left from a former daemon or of another user's; a daemon that starts replaces what nobody serves", s.Socket)
 	}
 	return ok("%s is served, mode %04o", s.Socket, st.Mode().Perm())

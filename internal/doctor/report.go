@@ -1,10 +1,13 @@
 package doctor
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 
 	"github.com/kvxfer/kvxfer/internal/config"
+	"github.com/kvxfer/kvxfer/internal/fault"
 )
 
 // Verdict is what a check concludes.
@@ -45,6 +48,8 @@ type Subject struct {
 	ConfigErr error
 	Socket    string  // of the daemon
 	Daemon    *Daemon // nil: none answers there
+	// NoDaemon is why Daemon is nil: DaemonUnavailable where nobody listens there.
+	NoDaemon error
 }
 
 // Daemon is what the running daemon says of itself.
@@ -104,6 +109,10 @@ func (s *Subject) configuration() Check {
 func (s *Subject) daemon() Check {
 	d := s.Daemon
 	switch {
+	case s.silent():
+		return fail("look whether its process is stopped or stuck; SIGQUIT makes it log its stacks and end", "whoever serves %s does not answer: %v", s.Socket, s.NoDaemon)
+	case s.refused():
+		return warn("ask as root or as the daemon's own user, or let this one in (--allow-uid)", "the daemon at %s does not let this user in: %v", s.Socket, s.NoDaemon)
 	case d == nil:
 		return warn("start it: kvxfer serve; or name its socket with --socket", "no daemon answers at %s", s.Socket)
 	case d.Draining:
@@ -112,6 +121,14 @@ func (s *Subject) daemon() Check {
 		return warn("give this command the daemon's own environment and --config", "node %s (%s) answers at %s; the configuration read here is of node %s", d.Node, d.Version, s.Socket, s.Config.Node)
 	}
 	return ok("node %s (%s) answers at %s", d.Node, d.Version, s.Socket)
+}
+
+// silent says that somebody took the connection and then said nothing.
+func (s *Subject) silent() bool { return fault.CodeOf(s.NoDaemon) == fault.DeadlineExceeded }
+
+// refused says that there is a daemon, or its socket, and that this user may not use it.
+func (s *Subject) refused() bool {
+	return fault.CodeOf(s.NoDaemon) == fault.PermissionDenied || errors.Is(s.NoDaemon, fs.ErrPermission)
 }
 
 // host splits an address; "" where there is none.

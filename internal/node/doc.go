@@ -10,7 +10,8 @@
 //   - /metrics shows what package instrument lists, also while the block store's disk stands still: TestNodeShowsTheListedMetrics,
 //     TestStoreThatHangsIsReadOnce
 //   - lists of nodes and caches come in pages that show each name once, and are bounded: TestPagesByName, TestCacheRowsAreBounded
-//   - a drain that is asked for is told to everybody and ends nothing; the log's level is changed where it is the node's:
+//   - a drain that is asked for is told to everybody and ends nothing; the log's level is changed where it is the node's, and each
+//     change is in the log: TestLogTellsOfItsLevel,
 //     TestOperatorSteersTheNode
 //   - a build whose gates never shut says at its start that it must not be used: test/integration test_late_writes_are_found
 //   - every provider can be checked without a daemon, and nothing is left of it: TestProvidersAreChecked

@@ -138,10 +138,13 @@ func (n operator) LogLevel(level string) (info wire.LogLevelInfo, err error) {
 	if err := l.UnmarshalText([]byte(level)); err != nil {
 		return info, fault.Invalid("log_level", "level", "%q, allowed %s", level, strings.Join(wire.LogLevels, ", "))
 	}
-	n.level.Set(l)
 	info.Level = level
-	if info.Level != info.Was {
+	// Said under the more talkative of the two: who reads a log that ends learns why.
+	was := n.level.Level()
+	n.level.Set(min(l, was))
+	if l != was {
 		n.log.Warn("log level changed", "level", info.Level, "was", info.Was)
 	}
+	n.level.Set(l)
 	return info, nil
 }

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"log/slog"
@@ -59,6 +60,23 @@ func TestCacheRowsAreBounded(t *testing.T) {
 		raw, err := wire.PackRows([]wire.CacheRow{row})
 		require.NoError(t, err)
 		assert.Less(t, len(raw), maxLayout)
+	}
+}
+
+// TestLogTellsOfItsLevel: of each change, also of one after which it says no more.
+func TestLogTellsOfItsLevel(t *testing.T) {
+	level, text := new(slog.LevelVar), new(bytes.Buffer)
+	op := operator{&Node{level: level, log: slog.New(slog.NewTextHandler(text, &slog.HandlerOptions{Level: level}))}}
+	for was, to := "info", []string{"error", "debug", "debug", "warn", "error", "info"}; len(to) > 0; was, to = to[0], to[1:] {
+		text.Reset()
+		_, err := op.LogLevel(to[0])
+		require.NoError(t, err)
+		if was == to[0] {
+			assert.Empty(t, text.String())
+		} else {
+			assert.Contains(t, text.String(), "level="+to[0]+" was="+was)
+		}
+		assert.Equal(t, strings.ToUpper(to[0]), level.Level().String())
 	}
 }
 

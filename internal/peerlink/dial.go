@@ -58,7 +58,7 @@ func (s *Links) Dial(ctx context.Context, ref xfer.PeerRef) (xfer.Link, error) {
 	if l := s.ready(key); l != nil {
 		s.mu.Unlock()
 		if l.bye.Load() {
-			return nil, &fault.Error{Code: fault.Draining, Op: "dial", Peer: ref.Node, Detail: "the peer is shutting down"}
+			return nil, &fault.Error{Code: fault.Draining, Op: "dial", Peer: ref.Node, Detail: "the peer is draining"}
 		}
 		return l, nil
 	}

@@ -84,7 +84,7 @@ func (s *Links) refusal() error {
 	case s.closed:
 		return errClosed
 	case s.draining:
-		return fault.New(fault.Draining, "peer link", "node %q is shutting down", s.opt.Node)
+		return fault.New(fault.Draining, "peer link", "node %q is draining", s.opt.Node)
 	}
 	return nil
 }

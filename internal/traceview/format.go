@@ -72,13 +72,18 @@ func label(s *Span) string {
 // measure is what stands beside a bar.
 func measure(s *Span) string {
 	out := duration(s.duration())
+	// First of all, since the end is clipped where there is no room: the text of an error begins with what is known already.
+	result := s.Attr(keyResult)
+	if s.Failed && result != "" {
+		out += " · " + result
+	}
 	if b := s.Attr(keyBytes); b != "" {
 		out += " · " + size(b)
 	}
 	if n := len(s.Events); n > 1 {
 		out += fmt.Sprintf(" · %d events", n)
 	}
-	if s.Failed {
+	if s.Failed && result == "" {
 		out += " · failed"
 		if s.Status != "" {
 			out += ": " + s.Status

@@ -13,5 +13,6 @@ func TestKeysAreTelemetrys(t *testing.T) {
 	assert.EqualValues(t, attr.KeyNode, keyNode)
 	assert.EqualValues(t, attr.KeyLayer, keyLayer)
 	assert.EqualValues(t, attr.KeyBytes, keyBytes)
+	assert.EqualValues(t, attr.KeyResult, keyResult)
 	assert.EqualValues(t, attr.KeyProvider, keyProvider)
 }

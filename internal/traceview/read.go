@@ -33,6 +33,7 @@ const (
 	keyPID      = "process.pid"
 	keyLayer    = "kvxfer.layer"
 	keyBytes    = "kvxfer.bytes"
+	keyResult   = "kvxfer.result"
 	keyProvider = "kvxfer.provider"
 )
 

@@ -109,7 +109,7 @@ def test_every_command(nodes: tuple[Daemon, Daemon], attach: Attach, nats: NatsS
     left = ask(decode, "drain", "--timeout", "0", code=1)
     assert (left["idle"], left["leases"], left["transfers"]) == (False, 1, 0)
     assert decode.get("/readyz")[0] == 503
-    with pytest.raises(kvxfer.Draining):
+    with pytest.raises(kvxfer.Draining, match="decode is draining"):
         target.lease([7], ttl=1)
     with pytest.raises(kvxfer.Draining):
         attach(decode)

@@ -202,6 +202,10 @@ def test_support_holds_no_secret(nats: NatsServer, daemon: Start, attach: Attach
     written = json.loads(done.stdout)
     assert set(written["parts"]) <= set(texts)
     assert {"version.json", "doctor.json", "status.json", "configuration.json", "log.txt"} <= set(texts)
+    rows = {name: json.loads(texts[f"{name}.json"]) for name in ("nodes", "caches", "leases", "transfers")}
+    assert all(table["all_tenants"] for table in rows.values())
+    assert [len(table["rows"]) for table in rows.values()] == [1, 1, len(rows["leases"]["rows"]), 0]
+    assert {lease["waiting"]["for"] for lease in rows["leases"]["rows"]} >= {"source"}
     assert json.loads(texts["configuration.json"])["nats"] == "external"
     assert b"client attached" in texts["log.txt"]
     assert b"goroutine profile" in texts["goroutines.txt"]

@@ -86,7 +86,7 @@ def test_metrics(
         revoked = target.lease([9], ttl=PATIENCE)
         with pytest.raises(kvxfer.BlocksBusy):
             target.lease([9])
-        revoked.revoke()
+        revoked.revoke().wait(PATIENCE)  # which only begins it; a BIND that is faster would be taken
         with pytest.raises(kvxfer.LeaseRevoked):
             source.write([9], to=revoked.ticket, timeout=PATIENCE).wait()
 

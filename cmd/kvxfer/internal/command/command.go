@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
 )
@@ -58,7 +59,8 @@ func (c *Command) Fail(err error) int {
 	if c.JSON {
 		_ = json.NewEncoder(c.Stderr).Encode(map[string]any{"error": fault.ToWire(err)})
 	} else {
-		fmt.Fprintf(c.Stderr, "kvxfer %s: %v\n", c.Name, err)
+		// An error of this project begins with its name, as the line does.
+		fmt.Fprintf(c.Stderr, "kvxfer %s: %s\n", c.Name, strings.TrimPrefix(err.Error(), "kvxfer: "))
 	}
 	return Failed
 }

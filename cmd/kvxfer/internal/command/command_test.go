@@ -52,7 +52,7 @@ func TestFailureBothWays(t *testing.T) {
 	e := &fault.Error{Code: fault.PeerUnreachable, Op: "probe", Peer: "n1", Detail: "refused"}
 	c, _, err := made()
 	assert.Equal(t, Failed, c.Fail(e))
-	assert.Equal(t, "kvxfer things: "+e.Error()+"\n", err.String())
+	assert.Equal(t, "kvxfer things: probe: PeerUnreachable peer=\"n1\": refused\n", err.String())
 	c, _, err = made()
 	c.JSON = true
 	assert.Equal(t, Failed, c.Fail(e))
@@ -66,6 +66,7 @@ func TestSizesAndTimes(t *testing.T) {
 	for n, want := range map[uint64]string{0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 1536: "1.5 KiB", 1<<20 - 1: "1.0 MiB", 1 << 30: "1.0 GiB", 1<<64 - 1: "16.0 EiB"} {
 		assert.Equal(t, want, Bytes(n))
 	}
+	assert.Equal(t, "<1ms", Millis(0))
 	assert.Equal(t, "1.5s", Millis(1500))
 	assert.Equal(t, "2m5s", Millis(125_300))
 }

@@ -71,8 +71,11 @@ func Bytes(n uint64) string {
 	return fmt.Sprintf("%.1f %ciB", f, "KMGTPE"[unit])
 }
 
-// Millis is a duration for people, from milliseconds.
+// Millis is a duration for people, from whole milliseconds: 0 is less than one.
 func Millis(ms int64) string {
+	if ms == 0 {
+		return "<1ms"
+	}
 	d := time.Duration(ms) * time.Millisecond
 	if d >= time.Minute {
 		return d.Round(time.Second).String()

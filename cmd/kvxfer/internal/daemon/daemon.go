@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
@@ -56,7 +57,7 @@ func Dial(ctx context.Context, path, tenant string) (*Conn, error) {
 // Call sends a request and reads its answer's body into out (nil: it has none) and returns its array. Events in
 // between are passed over. After an error that the daemon did not answer itself the connection is of no use.
 func (c *Conn) Call(ctx context.Context, kind wire.Kind, body any, array []byte, out any) ([]byte, error) {
-	op := kind.String()
+	op := strings.ToLower(kind.String()) // as the daemon's own errors have it
 	ctx, cancel := bounded(ctx)
 	defer cancel()
 	c.last++
@@ -100,6 +101,9 @@ func (c *Conn) lost(ctx context.Context, op string, err error) error {
 	if cause := ctx.Err(); cause != nil {
 		fe := fault.From(op, cause)
 		fe.Detail = c.Path
+		if errors.Is(cause, context.DeadlineExceeded) {
+			fe.Detail += ": the daemon took the connection and has not answered in time; is its process stopped or stuck?"
+		}
 		return fe
 	}
 	var fe *fault.Error

@@ -78,6 +78,7 @@ func TestEveryCallEnds(t *testing.T) {
 	defer cancel()
 	_, err = c.Call(ctx, wire.KindPing, nil, nil, nil)
 	require.ErrorIs(t, err, fault.ErrDeadlineExceeded)
+	assert.Contains(t, err.Error(), "stopped or stuck")
 }
 
 func TestNobodyThere(t *testing.T) {

@@ -62,6 +62,8 @@ func Run(args []string, stdout, stderr io.Writer) int {
 	switch ms := timeout.Milliseconds(); {
 	case len(names) > 0:
 		return c.Misused("unexpected argument %q", names[0])
+	case *peer == "" && given(fs, "peer"):
+		return c.Misused("--peer is empty, allowed is the name of a node")
 	case *peer == "" && *provider != "":
 		return c.Misused("--provider is for --peer")
 	case ms < 1 || ms > wire.MaxStepMillis:
@@ -94,13 +96,15 @@ type Report struct {
 func Host(ctx context.Context, file, socket string) Report {
 	s := doctor.Subject{Host: doctor.This(), Socket: Place(file, socket)}
 	s.Config, s.ConfigErr = load(file)
-	if conn, err := daemon.Dial(ctx, s.Socket, ""); err == nil {
+	conn, err := daemon.Dial(ctx, s.Socket, "")
+	if err == nil {
 		var st wire.Status
-		if _, err := conn.Call(ctx, wire.KindStatus, nil, nil, &st); err == nil {
+		if _, err = conn.Call(ctx, wire.KindStatus, nil, nil, &st); err == nil {
 			s.Daemon = &doctor.Daemon{Node: st.Node, Version: st.Version, PeerAddr: st.PeerAddr, HTTPAddr: st.HTTPAddr, Draining: st.Draining, Registry: st.Registry}
 		}
 		conn.Close()
 	}
+	s.NoDaemon = err
 	checks := append(doctor.Run(&s), providers(ctx, s.Config)...)
 	return Report{doctor.Worst(checks), checks}
 }
@@ -123,6 +127,12 @@ func providers(ctx context.Context, cfg *config.Config) (out []doctor.Check) {
 		out = append(out, c)
 	}
 	return out
+}
+
+// given says whether a flag is among the arguments, be it with an empty value, as an unset variable of a script leaves it.
+func given(fs *flag.FlagSet, name string) (yes bool) {
+	fs.Visit(func(f *flag.Flag) { yes = yes || f.Name == name })
+	return yes
 }
 
 func round(d time.Duration) time.Duration { return d.Round(10 * time.Microsecond) }

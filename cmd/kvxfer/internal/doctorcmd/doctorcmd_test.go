@@ -71,7 +71,7 @@ func TestHostWithoutADaemon(t *testing.T) {
 	code, _, errs := run("--peer", "n1", "--json")
 	assert.Equal(t, 1, code)
 	assert.Contains(t, errs, "DaemonUnavailable")
-	for _, args := range [][]string{{"x"}, {"--provider", "tcp"}, {"--peer", "x", "--timeout", "11s"}, {"--peer", "x", "--timeout", "0s"}, {"--what"}} {
+	for _, args := range [][]string{{"x"}, {"--provider", "tcp"}, {"--peer", ""}, {"--peer", "x", "--timeout", "11s"}, {"--peer", "x", "--timeout", "0s"}, {"--what"}} {
 		code, _, _ = run(args...)
 		assert.Equal(t, 2, code, args)
 	}
@@ -195,4 +195,7 @@ func TestPeerReport(t *testing.T) {
 	code, _, errs := run("--peer", "b", "--socket", path, "--provider", "none")
 	assert.Equal(t, 1, code)
 	assert.Contains(t, errs, "it knows a, b")
+	code, text, _ = run("--peer", "b", "--socket", path, "--provider", "shm")
+	assert.Equal(t, 1, code, "one that was asked for by name, and moved nothing")
+	assert.Contains(t, text, "node b has no shm")
 }

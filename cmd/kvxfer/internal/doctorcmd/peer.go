@@ -93,7 +93,11 @@ func askPeer(ctx context.Context, socket string, q peerRequest) (*PeerReport, er
 			return nil, known(err, st.Nodes)
 		}
 		r.Addr, there = info.Addr, info.Providers
-		r.Providers = append(r.Providers, judge(&st, info, name))
+		p := judge(&st, info, name)
+		if q.provider != "" && len(p.Steps) == 0 {
+			p.Verdict = doctor.Fail // it was asked about this one, and nothing moved
+		}
+		r.Providers = append(r.Providers, p)
 	}
 	if q.provider == "" {
 		for _, name := range there {

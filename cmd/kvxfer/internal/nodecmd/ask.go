@@ -48,6 +48,9 @@ func (v *invocation) tenants() {
 // parse reads the arguments; between least and most names are allowed.
 func (v *invocation) parse(args []string, least, most int, what string) (names []string, code int, done bool) {
 	names, code, done = v.Parse(v.fs, args)
+	if !done && v.all && v.tenant != "" {
+		return nil, v.Misused("--tenant %q and --all-tenants, allowed is one of them", v.tenant), true
+	}
 	if !done && (len(names) < least || len(names) > most) {
 		return nil, v.Misused("%d arguments, allowed %s", len(names), what), true
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strconv"
 
 	"github.com/kvxfer/kvxfer/cmd/kvxfer/internal/command"
 	"github.com/kvxfer/kvxfer/internal/fault"
@@ -41,6 +42,9 @@ func Leases(args []string, stdout, stderr io.Writer) int {
 	if len(names) > 0 {
 		q.ID, q.Detail = names[0], true
 	}
+	if len(names) > 0 && q.ID == "" {
+		return v.Misused("ID is empty: allowed are 1 to 32 lower-case hex digits, or no ID for all")
+	}
 	if err := q.Validate(); err != nil {
 		return v.Misused("%v", err)
 	}
@@ -62,7 +66,7 @@ func Leases(args []string, stdout, stderr io.Writer) int {
 	t := command.NewTable("LEASE", "KIND", "STATE", "MEMORY", "BLOCKS", "PEER", "TRANSFER", "ARRIVED", "ENDS IN", "CLIENT", "WAITS FOR", "FOR")
 	for _, l := range all {
 		what, since := waiting(l.Waiting)
-		t.Row(short(l.LeaseID), l.Kind+yes(l.Part != "", " (part)"), l.State, v.memory(l.Tenant, l.Memory), l.Blocks, l.Peer, short(l.TransferID), arrived(&l),
+		t.Row(short(l.LeaseID), l.Kind+yes(l.Part != "", " (part)"), l.State, v.memory(l.Tenant, l.Memory), yes(l.Blocks > 0, strconv.Itoa(l.Blocks)), l.Peer, short(l.TransferID), arrived(&l),
 			remaining(l.RemainingMs), owner(l.Process, l.Pid), what, since)
 	}
 	return v.print(t.String())
@@ -80,6 +84,9 @@ func arrived(l *wire.LeaseRow) string {
 	}
 	return ""
 }
+
+// blocksText is empty for raw memory, which has none.
+func blocksText(n int) string { return yes(n > 0, fmt.Sprintf(", %d blocks", n)) }
 
 func remaining(ms int64) string {
 	if ms < 0 {
@@ -103,7 +110,7 @@ func (v *invocation) leaseDetails(all []wire.LeaseRow) (text string) {
 		add(t, "part of", l.Part)
 		t.Row("state", fmt.Sprintf("%s, granted %s ago, %s", l.State, command.Millis(l.AgeMs), ends(l.RemainingMs)))
 		addWaiting(t, l.Waiting)
-		t.Row("memory", fmt.Sprintf("%s of tenant %s, %d blocks", l.Memory, l.Tenant, l.Blocks))
+		t.Row("memory", fmt.Sprintf("%s of tenant %s%s", l.Memory, l.Tenant, blocksText(l.Blocks)))
 		if l.Generation != 0 {
 			t.Row("generation", l.Generation)
 		}

@@ -351,8 +351,8 @@ func TestUsage(t *testing.T) {
 	for _, c := range []struct {
 		run  func([]string, io.Writer, io.Writer) int
 		args []string
-	}{{Blocks, nil}, {Blocks, []string{"a b"}}, {Blocks, []string{"a", "--state", "LOST"}}, {Blocks, []string{"a", "--limit", "-1"}}, {Leases, []string{"zz"}},
-		{Drain, []string{"--timeout", "-1s"}}, {LogLevel, []string{"loud"}}, {LogLevel, []string{""}}} {
+	}{{Blocks, nil}, {Blocks, []string{"a b"}}, {Blocks, []string{"a", "--state", "LOST"}}, {Blocks, []string{"a", "--limit", "-1"}}, {Leases, []string{"zz"}}, {Leases, []string{""}},
+		{Drain, []string{"--timeout", "-1s"}}, {LogLevel, []string{"loud"}}, {LogLevel, []string{""}}, {Caches, []string{"--tenant", "a", "--all-tenants"}}} {
 		code, _, _ := run(d, c.run, c.args...)
 		assert.Equal(t, 2, code, c.args)
 	}
@@ -365,7 +365,7 @@ func TestFailures(t *testing.T) {
 	code, stdout, stderr := run(d, Blocks, "x")
 	assert.Equal(t, 1, code)
 	assert.Empty(t, stdout)
-	assert.Contains(t, stderr, `kvxfer blocks: kvxfer: inspect: NotFound: no cache "x"`)
+	assert.Contains(t, stderr, `kvxfer blocks: inspect: NotFound: no cache "x"`)
 	code, _, stderr = run(d, Blocks, "x", "--json")
 	assert.Equal(t, 1, code)
 	var e struct{ Error fault.Wire }

@@ -24,7 +24,7 @@ func show(args []string, stdout, stderr io.Writer) int {
 	}
 	q := wire.Inspect{What: wire.InspectTransfers, ID: names[0], Ended: true, Detail: true}
 	if err := q.Validate(); err != nil || q.ID == "" {
-		return v.Misused("%q is not the beginning of an id: allowed are up to 32 lower-case hex digits", names[0])
+		return v.Misused("%q is not the beginning of an id: allowed are 1 to 32 lower-case hex digits", names[0])
 	}
 	ctx := context.Background()
 	conn, err := v.dial(ctx)
@@ -117,13 +117,13 @@ func transferDetails(all []wire.TransferRow) (text string) {
 		if err := fault.FromWire(x.Error); err != nil {
 			t.Row("error", err)
 		}
-		t.Row("memory", fmt.Sprintf("%s of tenant %s, %d blocks", x.Memory, x.Tenant, x.Blocks))
+		t.Row("memory", fmt.Sprintf("%s of tenant %s%s", x.Memory, x.Tenant, blocksText(x.Blocks)))
 		t.Row("peer", fmt.Sprintf("%s at %s, lease %s", x.Peer, x.PeerAddr, x.LeaseID))
 		if x.Provider != "" {
 			t.Row("provider", fmt.Sprintf("%s (%s)", x.Provider, x.Reason))
 		}
 		t.Row("pieces", fmt.Sprintf("%d: %d handed over, %d placed, %d outstanding", x.Pieces, x.HandedOver, x.Placed, x.Outstanding))
-		t.Row("bytes", fmt.Sprintf("%s placed, %s in flight", command.Bytes(x.Bytes), command.Millis(x.BusyMs)))
+		t.Row("bytes", fmt.Sprintf("%s placed, some on their way for %s", command.Bytes(x.Bytes), command.Millis(x.BusyMs)))
 		if x.State != "ENDED" && x.Provider != "" {
 			t.Row("operations", fmt.Sprintf("%d posted, %d parts queued, %d of all transfers on the link", x.Operations, x.Queued, x.Depth))
 		}

@@ -3,6 +3,7 @@ package nodecmd
 import (
 	"context"
 	"io"
+	"strconv"
 
 	"github.com/kvxfer/kvxfer/cmd/kvxfer/internal/command"
 	"github.com/kvxfer/kvxfer/internal/wire"
@@ -14,6 +15,8 @@ const transfersHelp = `Usage:
 
 Lists the transfers that clients of this node have begun (pushes, pulls, scatters of raw memory), each with what it waits for and
 for how long without progress. What peers write here or read from here are leases: see kvxfer leases.
+MOVED is what is placed, TOOK the time since the request, LEFT what is left of its own, FOR the time without progress;
+docs/commands.md explains the words of WAITS FOR.
 
 show says everything about one: ID is the beginning of its id, or of the id of a transfer that holds a lease of this node.
 Of an unfinished one it says what it waits for, from the state that this node is in: the link to the peer (which address is
@@ -64,7 +67,7 @@ func Transfers(args []string, stdout, stderr io.Writer) int {
 		if x.State == "ENDED" {
 			state, left, ago = x.Result, "", command.Millis(x.EndedMs)+" ago"
 		}
-		t.Row(short(x.TransferID), x.Kind, state, v.memory(x.Tenant, x.Memory), x.Blocks, x.Peer, x.Provider, command.Bytes(x.Bytes), command.Millis(x.AgeMs), left,
+		t.Row(short(x.TransferID), x.Kind, state, v.memory(x.Tenant, x.Memory), yes(x.Blocks > 0, strconv.Itoa(x.Blocks)), x.Peer, x.Provider, command.Bytes(x.Bytes), command.Millis(x.AgeMs), left,
 			owner(x.Process, x.Pid), what, since, ago)
 	}
 	return v.print(t.String())

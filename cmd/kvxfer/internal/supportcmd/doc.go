@@ -8,5 +8,6 @@
 //   - what could not be had is named with the reason, and the rest is there: TestBundleWithoutADaemon
 //   - the file is its user's alone and no other file is overwritten: TestBundleWithoutADaemon
 //   - docs/doctor.md lists the files: TestPageListsEveryFile
+//   - rows are of every tenant for who may see them, else of the own: TestRowsOfWhoMaySeeThem
 //   - secrets planted wherever the daemon has them are not in it: test/integration test_support_holds_no_secret
 package supportcmd

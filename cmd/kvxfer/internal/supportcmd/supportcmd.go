@@ -20,7 +20,7 @@ const help = `Usage:
   kvxfer support [--out FILE] [--config FILE] [--socket PATH] [--json]
 
 Writes an archive (tar, gzip) with what helps to find a fault: the version, the findings of kvxfer doctor, the daemon's status,
-configuration, last log lines, goroutines and metrics, and the kernel's limits. Tickets, keys and passwords are not in it; names
+nodes, caches, leases, transfers, configuration, last log lines, goroutines and metrics, and the kernel's limits. Tickets, keys and passwords are not in it; names
 of nodes, addresses, tenants and caches are. It works without a running daemon, with less in it.
 
 Flags:
@@ -56,12 +56,12 @@ func Run(args []string, stdout, stderr io.Writer) int {
 	// First of all: whether it can be written is known before anything is asked.
 	f, err := os.OpenFile(*out, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return c.Fail(cannotWrite(*out, err))
+		return c.Fail(cannotWrite(err))
 	}
 	parts, missing := gather(context.Background(), *file, *socket)
 	if err := errors.Join(writeArchive(f, parts), f.Close()); err != nil {
 		_ = os.Remove(*out)
-		return c.Fail(cannotWrite(*out, err))
+		return c.Fail(cannotWrite(err))
 	}
 	w := Written{File: *out, Missing: missing}
 	for _, p := range parts {
@@ -79,12 +79,15 @@ func Run(args []string, stdout, stderr io.Writer) int {
 	return command.OK
 }
 
-func cannotWrite(path string, err error) error {
+func cannotWrite(err error) error {
 	code := fault.Internal
-	if errors.Is(err, fs.ErrExist) {
+	switch {
+	case errors.Is(err, fs.ErrExist):
 		code = fault.AlreadyExists
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
+		code = fault.InvalidArgument
 	}
-	return &fault.Error{Code: code, Op: "support", Field: "out", Detail: path, Err: err}
+	return &fault.Error{Code: code, Op: "support", Field: "out", Err: err} // which names the path
 }
 
 // part is one file of the archive.

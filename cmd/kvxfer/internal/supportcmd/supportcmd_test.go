@@ -7,13 +7,19 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"github.com/kvxfer/kvxfer/cmd/kvxfer/internal/daemon"
+	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/internal/wire"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -65,6 +71,9 @@ func TestBundleWithoutADaemon(t *testing.T) {
 	code, _, errs = run(args...)
 	assert.Equal(t, 1, code)
 	assert.Contains(t, errs, "AlreadyExists", "nothing is overwritten")
+	code, _, errs = run("--out", filepath.Join(dir, "no", "such"))
+	assert.Equal(t, 1, code)
+	assert.Contains(t, errs, "InvalidArgument field=\"out\"")
 	code, _, _ = run("what")
 	assert.Equal(t, 2, code)
 	code, out, _ = run("--help")
@@ -72,11 +81,65 @@ func TestBundleWithoutADaemon(t *testing.T) {
 	assert.Equal(t, help, out)
 }
 
+// A daemon that gives its rows in pages, those of all tenants only to whom it trusts.
+func TestRowsOfWhoMaySeeThem(t *testing.T) {
+	dir, err := os.MkdirTemp("", "kvx") // short: a socket's path is
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	for _, trusted := range []bool{true, false} {
+		path := filepath.Join(dir, strconv.FormatBool(trusted))
+		listener, err := net.Listen("unix", path)
+		require.NoError(t, err)
+		done := make(chan struct{})
+		go func() { defer close(done); answerRows(listener, trusted) }()
+		conn, err := daemon.Dial(t.Context(), path, "")
+		require.NoError(t, err)
+		text, err := inspect(wire.InspectLeases)(&asked{ctx: t.Context(), conn: conn})
+		require.NoError(t, err)
+		var got table
+		require.NoError(t, json.Unmarshal(text, &got))
+		assert.Equal(t, trusted, got.AllTenants)
+		assert.True(t, got.Stale)
+		require.Len(t, got.Rows, 2)
+		assert.Contains(t, string(text), "kept")
+		conn.Close()
+		<-done
+	}
+}
+
+// answerRows serves the first connection to its end.
+func answerRows(listener net.Listener, trusted bool) {
+	c, err := listener.Accept()
+	if err != nil {
+		return
+	}
+	defer func() { _, _ = c.Close(), listener.Close() }()
+	for {
+		f, err := wire.ReadFrame(c, wire.LocalLimits)
+		if err != nil {
+			return
+		}
+		var q wire.Inspect
+		answer := wire.NewError(f.Request, fault.New(fault.PermissionDenied, "inspect", "root alone"))
+		switch err := f.Decode(&q); {
+		case f.Kind == wire.KindHello:
+			answer, _ = wire.NewFrame(wire.KindHelloOK, f.Request, &wire.Hello{Node: "a", Version: 1}, nil)
+		case err == nil && q.Detail && q.Ended && (trusted || !q.AllTenants):
+			info, rows := &wire.InspectInfo{Next: "1"}, `[{"n":1,"new_field":"kept"}]`
+			if q.After == "1" {
+				info, rows = &wire.InspectInfo{Stale: true}, `[{"n":2}]`
+			}
+			answer, _ = wire.NewFrame(wire.KindOK, f.Request, info, []byte(rows))
+		}
+		_, _ = c.Write(wire.Append(nil, answer))
+	}
+}
+
 // What an archive holds is what docs/doctor.md says.
 func TestPageListsEveryFile(t *testing.T) {
 	page, err := os.ReadFile("../../../../docs/doctor.md")
 	require.NoError(t, err)
 	for _, s := range sources {
-		assert.Contains(t, string(page), "| `"+s.name+"` |")
+		assert.Contains(t, string(page), "`"+s.name+"`")
 	}
 }

@@ -108,6 +108,9 @@ func Run(args []string, stdout, stderr io.Writer) int {
 	if len(names) != 1 {
 		return c.misused("show takes one trace id, or latest")
 	}
+	if names[0] == "" {
+		return c.misused("ID is empty: allowed are an id or its beginning, 1 to 32 hex digits, or latest")
+	}
 	if c.width < 60 || c.width > 400 {
 		return c.misused("--width must be 60 to 400")
 	}
@@ -145,11 +148,11 @@ func (c *command) misused(format string, args ...any) int {
 }
 
 func (c *command) failed(err error) int {
-	if fe := (*fault.Error)(nil); c.json && errors.As(err, &fe) {
+	if c.json {
 		_ = json.NewEncoder(c.stderr).Encode(map[string]any{"error": fault.ToWire(err)})
 		return exitFailed
 	}
-	fmt.Fprintf(c.stderr, "kvxfer trace: %v\n", err)
+	fmt.Fprintf(c.stderr, "kvxfer trace: %s\n", strings.TrimPrefix(err.Error(), "kvxfer: "))
 	return exitFailed
 }
 

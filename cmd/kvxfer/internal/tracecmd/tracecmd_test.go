@@ -110,6 +110,8 @@ func TestRun(t *testing.T) {
 		"empty file name":  {[]string{"list", "--file", ""}, 2, "", "must name a file"},
 		"list with name":   {[]string{"list", "x", "--file", source}, 2, "", "no argument"},
 		"show of two":      {[]string{"show", "a", "--file", source, "b"}, 2, "", "one trace id"},
+		"empty id":         {[]string{"show", ""}, 2, "", "ID is empty"},
+		"failure as JSON":  {[]string{"list", "--json", "--file", source + ".no"}, 1, "", `{"error":{`},
 		"width":            {[]string{"show", "latest", "--file", source, "--width", "9"}, 2, "", "60 to 400"},
 		"svg with list":    {[]string{"list", "--file", source, "--svg", "x"}, 2, "", "svg"},
 		"missing file":     {[]string{"list", "--file", source + ".no"}, 1, "", "no such file"},
