@@ -67,6 +67,7 @@
 //   - a generation never returns, whatever became of the database: TestGenerationsNeverRepeat
 //   - a key finds its block while that is COMMITTED, and not a moment longer: TestPrefixAgainstNaiveModel
 //   - steps are all or nothing and follow the states: TestSteps, TestRandomStepsAgainstAModel
+//   - a block has its own key, in whatever order a list names it: TestKeysStayWithTheirBlocks
 //   - an unknown record version is not served and not misread: TestUnknownVersionIsNotRead, FuzzDecode
 //   - with a full disk blocks are taken back and none granted: TestFullDiskUsesTheBallast,
 //     TestFullDiskWritesTheVoidMarker; no point of failure ends the process: TestFailureAtEveryWrite
