@@ -3,8 +3,7 @@
 // The first 64 bytes are stored plainly and unaligned, then dst goes up to a multiple of 64, so that streamed stores fill whole
 // cache lines; the last 64 bytes are stored plainly again and overlap what came before. What lies between is copied as two
 // halves at once, 128 bytes of each in turn: the processor fetches ahead in two places then, and a core has more lines on
-// their way from memory. There is no prefetch instruction: it would be slower than what the processor does by itself
-// (BenchmarkCopy).
+// their way from memory. There is no prefetch instruction, which was slower than what the processor does by itself (doc.go).
 
 // func streamCopy(dst, src, n uintptr)
 TEXT ·streamCopy(SB), NOSPLIT, $0-24
