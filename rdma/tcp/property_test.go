@@ -117,6 +117,9 @@ func (r *round) run(x *proxy) {
 			pending -= r.collect()
 		}
 	}
+	for _, w := range r.windows { // what was cancelled on its way may arrive until then
+		require.NoError(r.t, r.tgt.Fence(w.key))
+	}
 	r.check()
 }
 

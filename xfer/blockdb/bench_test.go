@@ -2,6 +2,7 @@ package blockdb
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -67,4 +68,40 @@ func benchList(n int) []uint32 {
 		out[i] = uint32(i)
 	}
 	return out
+}
+
+// BenchmarkScattered is Grant, Commit and Evict of every second block of a cache: in the cache's order, and in one of its own.
+func BenchmarkScattered(b *testing.B) {
+	for _, n := range []int{64, 1024, 4096} {
+		for _, order := range []string{"ascending", "permuted"} {
+			b.Run(fmt.Sprint(n, "/", order), func(b *testing.B) {
+				o := testOptions(b.TempDir())
+				o.MemTableBytes = 0
+				d, _ := open(b, o)
+				c, _, err := d.Attach(spec("a", uint32(2*n)), nil)
+				require.NoError(b, err)
+				blocks := benchList(n)
+				for i := range blocks {
+					blocks[i] *= 2
+				}
+				if order == "permuted" {
+					rand.New(rand.NewPCG(1, 1)).Shuffle(n, func(i, k int) { blocks[i], blocks[k] = blocks[k], blocks[i] })
+				}
+				r := write(0, blocks...)
+				b.ReportAllocs()
+				for i := 0; b.Loop(); i++ {
+					r.LeaseID = lid(uint64(i))
+					if _, err := c.Grant(r); err != nil {
+						b.Fatal(err)
+					}
+					if err := c.Commit(r.LeaseID, CommitRecord{Bytes: 1}); err != nil {
+						b.Fatal(err)
+					}
+					if err := c.Evict(blocks); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
+	}
 }

@@ -54,6 +54,7 @@ type DB struct {
 	ordinal     uint64 // of the next journal entry
 	closed      bool   // guarded by mu as well
 	stats       Stats
+	order       []ranked // of ascending
 
 	// mu guards the mirror; it is held only while memory is changed or read.
 	mu       sync.RWMutex

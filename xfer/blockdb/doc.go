@@ -72,6 +72,8 @@
 //   - steps are all or nothing and follow the states: TestSteps, TestRandomStepsAgainstAModel
 //   - an unknown record version is not served and not misread: TestUnknownVersionIsNotRead, FuzzDecode; nor
 //     is it in the way of a daemon that goes back to an older version: test_state_directory (test/integration)
+//   - a block has its own key, in whatever order a list names it: TestKeysStayWithTheirBlocks
+//   - an unknown record version is not served and not misread: TestUnknownVersionIsNotRead, FuzzDecode
 //   - with a full disk blocks are taken back and none granted: TestFullDiskUsesTheBallast,
 //     TestFullDiskWritesTheVoidMarker; no point of failure ends the process: TestFailureAtEveryWrite
 //   - where the process has no descriptor left the log goes on: TestNoDescriptorIsLeft

@@ -282,10 +282,10 @@ func (c *Cache) Publish(blocks []uint32, keys [][]byte) (generation uint64, err 
 }
 
 func (c *Cache) putBlocks(b *pebble.Batch, blocks []uint32, gen uint64, keys [][]byte) error {
-	for i, n := range blocks {
-		var key []byte
+	for _, x := range c.db.ascending(blocks) {
+		n, key := x.block(), []byte(nil)
 		if keys != nil {
-			key = keys[i]
+			key = keys[x.index()]
 		}
 		op := b.SetDeferred(blockKeyLen, blockRecLen(key))
 		putBlockKey(op.Key, c.id, n)
@@ -350,8 +350,8 @@ func (c *Cache) evict(op string, blocks []uint32) error {
 		return err
 	}
 	b := d.p.NewBatchWithSize(len(blocks)*(blockKeyLen+4) + 128)
-	for _, n := range blocks {
-		if c.logged[n] {
+	for _, x := range d.ascending(blocks) {
+		if n := x.block(); c.logged[n] {
 			if err := c.deleteBlock(b, n); err != nil {
 				return fault.Wrap(fault.StoreFailed, op, err)
 			}

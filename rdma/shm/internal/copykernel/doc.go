@@ -12,6 +12,10 @@
 //   - Steps shorter than streamMin are copied plainly also in a streaming copy.
 //   - A streaming copy ends with SFENCE before Copy returns, because non-temporal stores are ordered by nothing else: whoever
 //     sees what the caller stores afterwards sees the bytes.
+//   - A streaming copy goes through both halves of a step by turns and has no prefetch instruction. On the AMD Zen 4 that was
+//     measured, one core was 1.2 to 1.4 times as fast as in one line with a prefetch 1 KiB ahead, for steps of 8 KiB to 1 MiB.
+//     Two lines of reading keep more of the memory busy; lines that are a mere 4 or 8 KiB apart in long steps were slower than
+//     one; four were no better, and neither were stores of 64 bytes (AVX-512).
 //   - StreamFrom is about what a core's own cache holds: what is smaller is likely to be read while it is there.
 //
 // Invariants, each with the test that holds it:
