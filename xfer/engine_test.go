@@ -110,7 +110,8 @@ func TestEveryEndIsTyped(t *testing.T) {
 		"revoke": {end: func(_ *network, _, dst *worker, lease, _ uint64) { _ = dst.node.engine.Revoke(dst.id, lease) },
 			source: fault.LeaseRevoked, target: fault.LeaseRevoked},
 		"lease expires":     {ttl: 100 * time.Millisecond, source: fault.LeaseExpired, target: fault.LeaseExpired},
-		"transfer deadline": {timeout: 100 * time.Millisecond, source: fault.DeadlineExceeded, target: fault.DeadlineExceeded},
+		// The time is long enough for the target to hear of the transfer: of one that it never heard of it has nothing to end.
+		"transfer deadline": {timeout: 3 * time.Second, end: func(*network, *worker, *worker, uint64, uint64) {}, source: fault.DeadlineExceeded, target: fault.DeadlineExceeded},
 		"cancel": {end: func(_ *network, src, _ *worker, _, transfer uint64) { src.node.engine.CancelTransfer(src.id, transfer) },
 			source: fault.Cancelled, target: fault.Cancelled},
 		"target's client dies": {end: func(_ *network, _, dst *worker, _, _ uint64) { dst.node.engine.ClientGone(dst.id) },
