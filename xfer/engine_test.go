@@ -109,7 +109,7 @@ func TestEveryEndIsTyped(t *testing.T) {
 	}{
 		"revoke": {end: func(_ *network, _, dst *worker, lease, _ uint64) { _ = dst.node.engine.Revoke(dst.id, lease) },
 			source: fault.LeaseRevoked, target: fault.LeaseRevoked},
-		"lease expires":     {ttl: 100 * time.Millisecond, source: fault.LeaseExpired, target: fault.LeaseExpired},
+		"lease expires": {ttl: 100 * time.Millisecond, source: fault.LeaseExpired, target: fault.LeaseExpired},
 		// The time is long enough for the target to hear of the transfer: of one that it never heard of it has nothing to end.
 		"transfer deadline": {timeout: 3 * time.Second, end: func(*network, *worker, *worker, uint64, uint64) {}, source: fault.DeadlineExceeded, target: fault.DeadlineExceeded},
 		"cancel": {end: func(_ *network, src, _ *worker, _, transfer uint64) { src.node.engine.CancelTransfer(src.id, transfer) },
