@@ -216,3 +216,22 @@ def test_repr_shows_the_state(daemon: FakeDaemon, cache: kvxfer.Cache) -> None:
 def test_timeouts_are_checked(cache: kvxfer.Cache, timeout: float) -> None:
     with pytest.raises(kvxfer.InvalidArgument, match=r"allowed 0\.\.86400"):
         cache.lease([0]).wait(timeout)
+
+
+def test_a_wait_that_ends_early_says_what_may_be_written(client: kvxfer.Client, cache: kvxfer.Cache) -> None:
+    """The thing itself goes on, so a writer's bytes may land or have landed."""
+    lease = cache.lease([2])
+    region = client.allocate_region("raw", 100)
+    writes: dict[kvxfer.Pending[Any], bool] = {
+        cache.write([1], to="t", layerwise=True): True,
+        lease: True,
+        lease.layer(0): True,
+        cache.lease([3], mode="read"): False,
+        region.advertise("write"): True,
+        region.advertise("read"): False,
+    }
+    for pending, want in writes.items():
+        with pytest.raises(kvxfer.DeadlineExceeded) as e:
+            pending.wait(0.001)
+        assert e.value.may_have_written == want, pending
+        assert not pending.poll()

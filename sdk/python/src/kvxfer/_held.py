@@ -26,6 +26,7 @@ class Held(Pending[T]):
 
     #: Whether the exit of this node's daemon is a fence: it is, wherever the memory is this process's own.
     _exit_fences = True
+    _writes = True
     #: Whether the memory is a cache's, which traces name.
     _of_cache = True
 
@@ -85,7 +86,12 @@ class Held(Pending[T]):
         return Cancelled("its memory was given back", op=self._op, may_have_written=True, released=True)
 
     def _timed_out(self) -> KvxferError:
-        return DeadlineExceeded("still pending when the wait ended", op=self._op, released=self._released)
+        return DeadlineExceeded(
+            "still pending when the wait ended",
+            op=self._op,
+            released=self._released,
+            may_have_written=self._writes and not self._released,
+        )
 
     def _set_released(self) -> None:
         """First half, before the outcome is told: who sees the outcome sees this too."""

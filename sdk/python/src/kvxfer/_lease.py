@@ -135,6 +135,7 @@ class Lease(Grant[LeaseResult]):
             p = self._layer_pending.get(layer)
             if p is None:
                 p = Pending(self._session, f"lease.layer({layer})", self._deadline)
+                p._writes = True
                 p._quiet = quiet
                 self._layer_pending[layer] = p
             elif not quiet:

@@ -68,6 +68,8 @@ class OfferResult:
 class Offer(Grant[OfferResult]):
     """Base of ReadLease and Advertisement."""
 
+    _writes = False
+
     def __init__(
         self,
         session: Session,
@@ -230,6 +232,7 @@ class Advertisement(Offer):
     ) -> None:
         super().__init__(session, "advertise", granted, ttl, place, span, keep)
         self.mode = mode
+        self._writes = mode == "write"
 
     def unadvertise(self, timeout: float = FENCE_TIMEOUT) -> None:
         """Takes the parts back: when it returns, no peer can write or read them any more.

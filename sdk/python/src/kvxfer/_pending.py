@@ -113,6 +113,9 @@ class Pending(Generic[T]):
 
     # What follows is called by the SDK.
 
+    #: Whether somebody's memory is written while this is pending: a wait that ends early leaves that open.
+    _writes = False
+
     def _hand_out(self) -> None:
         """A caller gets it now: its end is reported, also when that was before."""
         with self._mutex:
@@ -126,7 +129,9 @@ class Pending(Generic[T]):
         return "done" if self._error is None else type(self._error).__name__
 
     def _timed_out(self) -> KvxferError:
-        return DeadlineExceeded("still pending when the wait ended", op=self._op)
+        return DeadlineExceeded(
+            "still pending when the wait ended", op=self._op, may_have_written=self._writes
+        )
 
     def _expire(self) -> None:
         """Its deadline has passed."""
