@@ -26,6 +26,7 @@ func TestNodeShowsTheListedMetrics(t *testing.T) {
 	n, err := start(t, testConfig(t, "n0", filepath.Join(t.TempDir(), "state")))
 	require.NoError(t, err)
 	defer n.Close(t.Context())
+	require.Eventually(t, func() bool { return len(n.dir.View().Nodes()) == 1 }, time.Minute, time.Millisecond, "it hears of itself")
 	code, body := get(t, "http://"+n.Info().HTTPAddr+"/metrics")
 	require.Equal(t, 200, code)
 	p := expfmt.NewTextParser(model.LegacyValidation)

@@ -88,11 +88,23 @@ func TestProcessGone(t *testing.T) {
 	theirs := rdma.Memory{Kind: rdma.MemoryProcess, FD: int(f.Fd()), Addr: to - 8192, Len: 8192, Name: "child"}
 	src := register(t, p.a, theirs)
 	k := p.grant(t, rdma.AccessWrite, 0)
-	require.Zero(t, p.do(t, write(k, 1, src, rdma.Range{Len: 8192})).Status)
-	want := make([]byte, 8192)
-	_, err = f.ReadAt(want, int64(to-8192))
-	require.NoError(t, err)
-	assert.True(t, bytes.Equal(want, p.dst.Bytes()[:8192]))
+	stack := func() []byte {
+		b := make([]byte, 8192)
+		_, err := f.ReadAt(b, int64(to-8192))
+		require.NoError(t, err)
+		return b
+	}
+	op := uint64(100)
+	eventually(t, "the child at rest", func() bool { // until it sleeps it writes to its stack
+		before := stack()
+		op++
+		require.Zero(t, p.do(t, write(k, op, src, rdma.Range{Len: 8192})).Status)
+		if !bytes.Equal(before, stack()) {
+			return false
+		}
+		assert.Equal(t, before, p.dst.Bytes()[:8192])
+		return true
+	})
 
 	end()
 	ev := p.do(t, write(k, 2, src, rdma.Range{Len: 8192}))
