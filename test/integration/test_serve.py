@@ -133,7 +133,7 @@ def test_commands() -> None:
     want = (Path(__file__).parents[2] / "VERSION").read_text().strip()
     assert version["version"] == want
     assert (version["min_protocol"], version["max_protocol"]) == (1, 1)
-    assert command("version").stdout.startswith(f"kvxfer {want} (go")
+    assert command("version").stdout.startswith(f"kvxfer {want} (")
 
 
 def test_health(daemon: Start) -> None:

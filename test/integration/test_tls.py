@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import itertools
 import json
 import random
 import re
@@ -37,10 +38,14 @@ def certs(tmp_path: Path) -> Certificates:
     )
 
 
+_rounds = itertools.count()
+
+
 def both_ways(nodes: list[Daemon], rng: random.Random) -> None:
     """Move blocks from each node to the other."""
     with nodes[0].connect() as left, nodes[1].connect() as right:
-        here, there = allocate(left, "here"), allocate(right, "there")
+        n = next(_rounds)  # the caches of a client that has just left may not be gone yet
+        here, there = allocate(left, f"here-{n}"), allocate(right, f"there-{n}")
         move(here, there, rng)
         move(there, here, rng)
 
