@@ -39,8 +39,9 @@ type change struct {
 // cacheName is what a cache is known by on a node.
 type cacheName struct{ tenant, name string }
 
-// directoryTimeout bounds one call; the registry repeats what was not said in time.
-const directoryTimeout = 2 * time.Second
+// directoryTimeout bounds one call. The registry repeats what was not said in time, but only if it came to hear of it: a heartbeat that
+// waits for a server that is away holds calls up for several requests' time-outs, and a word that is given up then is lost.
+const directoryTimeout = 2 * time.Minute
 
 func newDirectory(reg registry.Directory, log *slog.Logger) *directory {
 	return &directory{reg: reg, log: log, said: map[cacheName]struct{}{}, wake: make(chan struct{}, 1)}

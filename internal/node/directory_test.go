@@ -124,3 +124,32 @@ func TestDirectoryFindsRanksAndHolders(t *testing.T) {
 	assert.Empty(t, d.Holders("t", "n"))
 	assert.Empty(t, d.Holders("nobody", "m"))
 }
+
+// patientRegistry tells how long its callers would wait.
+type patientRegistry struct {
+	registry.Directory
+	left chan time.Duration
+}
+
+func (r *patientRegistry) PutCache(ctx context.Context, _ registry.Cache) error { return r.tell(ctx) }
+func (r *patientRegistry) DropCache(ctx context.Context, _, _ string) error     { return r.tell(ctx) }
+func (r *patientRegistry) tell(ctx context.Context) error {
+	deadline, _ := ctx.Deadline()
+	r.left <- time.Until(deadline)
+	return nil
+}
+
+// A heartbeat holds calls up while the server is away, for several requests' time-outs of 3 s. What is given up then the
+// registry never hears of, and a cache that was dropped stays announced.
+func TestDirectoryOutwaitsTheHeartbeat(t *testing.T) {
+	reg := &patientRegistry{left: make(chan time.Duration, 1)}
+	d := newDirectory(reg, slog.New(slog.DiscardHandler))
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); d.run(ctx) }()
+	defer func() { cancel(); <-done }()
+	d.PutCache(xfer.CacheEntry{Tenant: "default", Name: "a"})
+	assert.Greater(t, <-reg.left, 30*time.Second)
+	d.DropCache("default", "a")
+	assert.Greater(t, <-reg.left, 30*time.Second)
+}

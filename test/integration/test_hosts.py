@@ -139,7 +139,8 @@ def test_link_down(hosts: list[Host], daemon: Start, rng: random.Random) -> None
 
         late = target.lease([3], ttl=PATIENCE)  # the owner's daemon works on by itself
         asked = time.monotonic()
-        with pytest.raises(kvxfer.PeerUnreachable):
+        # The dial and the transfer end at one moment: which is noticed first is nobody's promise.
+        with pytest.raises((kvxfer.PeerUnreachable, kvxfer.DeadlineExceeded)):
             source.write([0], to=late.ticket, timeout=1.5).wait()
         print(f"unreachable after {time.monotonic() - asked:.1f} s of 1.5 s")
         late.revoke().wait()

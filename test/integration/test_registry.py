@@ -31,7 +31,10 @@ def has(nats: NatsServer, *caches: str) -> None:
     def there() -> bool:
         return sorted(e.split(".")[3] for e in nats.entries() if e.startswith("cache.")) == sorted(caches)
 
-    until(f"{caches} in the registry", there)
+    try:
+        until(f"{caches} in the registry", there)
+    except AssertionError as e:
+        raise AssertionError(f"{e}; it has {nats.entries()}") from None
 
 
 def test_nodes_see_each_other(nats: NatsServer, daemon: Start) -> None:
