@@ -1,8 +1,11 @@
 package kvxfer
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"os"
 	"testing"
 	"time"
 
@@ -31,6 +34,10 @@ func TestStoppedDaemon(t *testing.T) {
 	key := []byte("0123456789abcdef")
 
 	require.NoError(t, p.cmd.Process.Signal(unix.SIGSTOP))
+	require.Eventually(t, func() bool { // the signal takes effect a moment after it is sent
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+		return err == nil && bytes.Contains(stat, []byte(") T "))
+	}, patience, time.Millisecond)
 	for name, call := range map[string]func(ctx context.Context) error{
 		"ping":     func(ctx context.Context) error { _, err := c.Ping(ctx); return err },
 		"allocate": func(ctx context.Context) error { _, err := c.AllocateRegion(ctx, "x", 1); return err },
