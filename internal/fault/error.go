@@ -51,13 +51,16 @@ func Wrap(c Code, op string, err error) error {
 }
 
 // Error names the code, then what it concerns, then the detail and the cause.
-func (e *Error) Error() string {
+func (e *Error) Error() string { return e.Text(e.Code.String()) }
+
+// Text is Error's text with another name for the code: a newer side's, which the table here does not have.
+func (e *Error) Text(code string) string {
 	var b strings.Builder
 	b.WriteString("kvxfer: ")
 	if e.Op != "" {
 		b.WriteString(e.Op + ": ")
 	}
-	b.WriteString(e.Code.String())
+	b.WriteString(code)
 	for _, kv := range [...]struct{ k, v string }{{"peer", e.Peer}, {"region", e.Region}, {"field", e.Field}} {
 		if kv.v != "" {
 			fmt.Fprintf(&b, " %s=%q", kv.k, kv.v)

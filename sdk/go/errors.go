@@ -1,9 +1,6 @@
 package kvxfer
 
 import (
-	"fmt"
-	"strings"
-
 	"github.com/kvxfer/kvxfer/internal/fault"
 )
 
@@ -44,30 +41,8 @@ type TransferError = Error
 
 // Error names the operation and the code, then what it concerns, then the detail and the cause.
 func (e *Error) Error() string {
-	var b strings.Builder
-	b.WriteString("kvxfer: ")
-	if e.Op != "" {
-		b.WriteString(e.Op + ": ")
-	}
-	b.WriteString(e.Code)
-	for _, kv := range [...]struct{ k, v string }{{"peer", e.Peer}, {"region", e.Region}, {"field", e.Field}} {
-		if kv.v != "" {
-			fmt.Fprintf(&b, " %s=%q", kv.k, kv.v)
-		}
-	}
-	if e.Detail != "" {
-		b.WriteString(": " + e.Detail)
-	}
-	if e.Err != nil {
-		b.WriteString(": " + e.Err.Error())
-	}
-	if e.MayHaveWritten {
-		b.WriteString(" (target bytes may have been written)")
-	}
-	if e.Guarantee != "" {
-		b.WriteString(" (guarantee: " + e.Guarantee + ")")
-	}
-	return b.String()
+	fe := fault.Error{Op: e.Op, Peer: e.Peer, Region: e.Region, Field: e.Field, Detail: e.Detail, Err: e.Err, MayHaveWritten: e.MayHaveWritten, Guarantee: e.Guarantee}
+	return fe.Text(e.Code)
 }
 
 // Unwrap returns the cause.

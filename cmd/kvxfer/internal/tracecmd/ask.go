@@ -19,7 +19,7 @@ const (
 )
 
 // ask reads the trace that id names from the daemon, "" for every trace that it keeps. It returns the trace's whole id.
-func (c *command) ask(id string) (set *traceview.Set, whole string, err error) {
+func (c *invocation) ask(id string) (set *traceview.Set, whole string, err error) {
 	// The daemon itself answers within the time-out, with what it has by then; this end waits a little longer.
 	ctx, cancel := context.WithTimeout(context.Background(), c.timeout+daemon.DefaultTimeout)
 	defer cancel()
@@ -38,10 +38,10 @@ func (c *command) ask(id string) (set *traceview.Set, whole string, err error) {
 		return nil, "", err
 	}
 	if len(info.Unasked) > 0 {
-		fmt.Fprintf(c.stderr, "kvxfer trace: did not answer, so what they keep is missing: %s\n", strings.Join(info.Unasked, ", "))
+		fmt.Fprintf(c.Stderr, "kvxfer trace: did not answer, so what they keep is missing: %s\n", strings.Join(info.Unasked, ", "))
 	}
 	if info.LeftOff > 0 {
-		fmt.Fprintf(c.stderr, "kvxfer trace: %d spans are left off, an answer of that size does not fit\n", info.LeftOff)
+		fmt.Fprintf(c.Stderr, "kvxfer trace: %d spans are left off, an answer of that size does not fit\n", info.LeftOff)
 	}
 	set, err = traceview.Read(bytes.NewReader(lines))
 	return set, info.TraceID, err

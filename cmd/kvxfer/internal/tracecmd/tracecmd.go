@@ -2,7 +2,6 @@ package tracecmd
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -11,8 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvxfer/kvxfer/cmd/kvxfer/internal/command"
 	"github.com/kvxfer/kvxfer/cmd/kvxfer/internal/daemon"
-	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/internal/traceview"
 )
 
@@ -42,12 +41,6 @@ Flags:
 Exit codes: 0 done; 1 no such trace, no daemon, or a file cannot be read or written; 2 wrong usage.
 `
 
-const (
-	exitOK     = 0
-	exitFailed = 1
-	exitUsage  = 2
-)
-
 // files is a flag that may be repeated.
 type files []string
 
@@ -63,20 +56,18 @@ func (f *files) Set(v string) error {
 
 // Run executes `kvxfer trace` with the arguments after "trace" and returns the exit code.
 func Run(args []string, stdout, stderr io.Writer) int {
-	c := command{stdout: stdout, stderr: stderr}
+	c := invocation{Command: command.Command{Name: "trace", Help: usage, Stdout: stdout, Stderr: stderr}}
 	switch {
 	case len(args) == 0:
-		return c.misused("say list or show")
+		return c.Misused("say list or show")
 	case args[0] == "help" || args[0] == "-h" || args[0] == "-help" || args[0] == "--help":
 		fmt.Fprint(stdout, usage)
-		return exitOK
+		return command.OK
 	case args[0] != "list" && args[0] != "show":
-		return c.misused("unknown command %q", args[0])
+		return c.Misused("unknown command %q", args[0])
 	}
 	fs := flag.NewFlagSet("trace "+args[0], flag.ContinueOnError)
-	fs.SetOutput(io.Discard)
 	fs.Var(&c.files, "file", "")
-	fs.BoolVar(&c.json, "json", false, "")
 	fs.StringVar(&c.socket, "socket", "", "")
 	fs.StringVar(&c.tenant, "tenant", "", "")
 	c.timeout = daemon.DefaultTimeout
@@ -87,54 +78,37 @@ func Run(args []string, stdout, stderr io.Writer) int {
 		fs.BoolVar(&c.local, "local", false, "")
 		fs.DurationVar(&c.timeout, "timeout", 5*time.Second, "")
 	}
-	names, err := parse(fs, args[1:])
+	names, code, done := c.Parse(fs, args[1:])
 	switch {
-	case errors.Is(err, flag.ErrHelp):
-		fmt.Fprint(stdout, usage)
-		return exitOK
-	case err != nil:
-		return c.misused("%v", err)
+	case done:
+		return code
 	case len(c.files) > 0 && (c.socket != "" || c.tenant != "" || c.local):
-		return c.misused("--file asks no daemon: it goes without --socket, --tenant and --local")
+		return c.Misused("--file asks no daemon: it goes without --socket, --tenant and --local")
 	case c.timeout < minTimeout || c.timeout > maxTimeout:
-		return c.misused("--timeout must be %s to %s", minTimeout, maxTimeout)
+		return c.Misused("--timeout must be %s to %s", minTimeout, maxTimeout)
 	}
 	if args[0] == "list" {
 		if len(names) > 0 {
-			return c.misused("list takes no argument, not %q", names[0])
+			return c.Misused("list takes no argument, not %q", names[0])
 		}
 		return c.list()
 	}
 	if len(names) != 1 {
-		return c.misused("show takes one trace id, or latest")
+		return c.Misused("show takes one trace id, or latest")
 	}
 	if names[0] == "" {
-		return c.misused("ID is empty: allowed are an id or its beginning, 1 to 32 hex digits, or latest")
+		return c.Misused("ID is empty: allowed are an id or its beginning, 1 to 32 hex digits, or latest")
 	}
 	if c.width < 60 || c.width > 400 {
-		return c.misused("--width must be 60 to 400")
+		return c.Misused("--width must be 60 to 400")
 	}
 	return c.show(names[0])
 }
 
-// parse takes flags before and after the arguments; the flag package alone stops at the first argument.
-func parse(fs *flag.FlagSet, args []string) (names []string, err error) {
-	for {
-		if err := fs.Parse(args); err != nil {
-			return nil, err
-		}
-		if fs.NArg() == 0 {
-			return names, nil
-		}
-		names = append(names, fs.Arg(0))
-		args = fs.Args()[1:]
-	}
-}
-
-type command struct {
-	stdout, stderr io.Writer
+// invocation is one run of the command.
+type invocation struct {
+	command.Command
 	files          files
-	json           bool
 	socket, tenant string
 	local          bool
 	timeout        time.Duration
@@ -142,22 +116,8 @@ type command struct {
 	width          int
 }
 
-func (c *command) misused(format string, args ...any) int {
-	fmt.Fprintf(c.stderr, "kvxfer trace: "+format+"\n\n%s", append(args, usage)...)
-	return exitUsage
-}
-
-func (c *command) failed(err error) int {
-	if c.json {
-		_ = json.NewEncoder(c.stderr).Encode(map[string]any{"error": fault.ToWire(err)})
-		return exitFailed
-	}
-	fmt.Fprintf(c.stderr, "kvxfer trace: %s\n", strings.TrimPrefix(err.Error(), "kvxfer: "))
-	return exitFailed
-}
-
 // read reads all files and says what in them could not be used.
-func (c *command) read() (*traceview.Set, error) {
+func (c *invocation) read() (*traceview.Set, error) {
 	var readers []io.Reader
 	for _, name := range c.files {
 		f, err := os.Open(name)
@@ -172,13 +132,13 @@ func (c *command) read() (*traceview.Set, error) {
 		return nil, err
 	}
 	if set.Skipped > 0 {
-		fmt.Fprintf(c.stderr, "kvxfer trace: skipped %d (sources are numbered as --file gave them): %s\n", set.Skipped, set.FirstSkipped)
+		fmt.Fprintf(c.Stderr, "kvxfer trace: skipped %d (sources are numbered as --file gave them): %s\n", set.Skipped, set.FirstSkipped)
 	}
 	return set, nil
 }
 
 // spans reads files or asks the daemon; name "" is every trace, else id is the whole id of the one that is meant.
-func (c *command) spans(name string) (set *traceview.Set, id string, err error) {
+func (c *invocation) spans(name string) (set *traceview.Set, id string, err error) {
 	if len(c.files) == 0 {
 		set, id, err = c.ask(name)
 	} else {
@@ -193,14 +153,14 @@ func (c *command) spans(name string) (set *traceview.Set, id string, err error) 
 	return set, id, err
 }
 
-func (c *command) list() int {
+func (c *invocation) list() int {
 	set, _, err := c.spans("")
 	if err != nil {
-		return c.failed(err)
+		return c.Fail(err)
 	}
 	all := set.Traces()
-	if c.json {
-		return c.writeJSON(all)
+	if c.JSON {
+		return c.PrintJSON(all)
 	}
 	out := &bytes.Buffer{}
 	fmt.Fprintf(out, "%-32s  %-23s  %12s  %6s  %9s  %6s  %s\n", "TRACE", "START (UTC)", "MS", "SPANS", "PROCESSES", "FAILED", "NAME")
@@ -211,43 +171,35 @@ func (c *command) list() int {
 	return c.write(out.Bytes())
 }
 
-func (c *command) show(name string) int {
+func (c *invocation) show(name string) int {
 	set, id, err := c.spans(name)
 	if err != nil {
-		return c.failed(err)
+		return c.Fail(err)
 	}
 	timeline := set.Timeline(id)
 	var out bytes.Buffer
 	if c.svg != "" {
 		if err := traceview.SVG(&out, timeline, traceview.Options{Title: c.title}); err != nil {
-			return c.failed(err)
+			return c.Fail(err)
 		}
 		if err := os.WriteFile(c.svg, out.Bytes(), 0o644); err != nil {
-			return c.failed(err)
+			return c.Fail(err)
 		}
-		fmt.Fprintf(c.stderr, "kvxfer trace: wrote %s\n", c.svg)
+		fmt.Fprintf(c.Stderr, "kvxfer trace: wrote %s\n", c.svg)
 		out.Reset()
 	}
-	if c.json {
-		return c.writeJSON(timeline)
+	if c.JSON {
+		return c.PrintJSON(timeline)
 	}
 	if err := traceview.Terminal(&out, timeline, c.width); err != nil {
-		return c.failed(err)
+		return c.Fail(err)
 	}
 	return c.write(out.Bytes())
 }
 
-func (c *command) writeJSON(v any) int {
-	b, err := json.MarshalIndent(v, "", "  ")
-	if err != nil {
-		return c.failed(err)
+func (c *invocation) write(b []byte) int {
+	if _, err := c.Stdout.Write(b); err != nil {
+		return c.Fail(err)
 	}
-	return c.write(append(b, '\n'))
-}
-
-func (c *command) write(b []byte) int {
-	if _, err := c.stdout.Write(b); err != nil {
-		return c.failed(err)
-	}
-	return exitOK
+	return command.OK
 }
