@@ -103,15 +103,15 @@ type Path struct {
 
 // Connection is the rest of what takes a queue pair to RTS.
 type Connection struct {
-	PeerQPN          uint32
-	PeerPSN, PSN     uint32 // 24 bits
-	ReadInit         int    // outstanding READs of this side
-	ReadResp         int    // of the peer
-	Timeout          int    // 4.096 us x 2^Timeout until a retry
-	Retries          int    // 0..6: 7 means for ever on some devices
-	RNRTimer         int    // code of ibv_modify_qp
-	RNRRetries       int    // 0..6
-	Access           Access // what the peer may do: RemoteWrite, RemoteRead or neither
+	PeerQPN      uint32
+	PeerPSN, PSN uint32 // 24 bits
+	ReadInit     int    // outstanding READs of this side
+	ReadResp     int    // of the peer
+	Timeout      int    // 4.096 us x 2^Timeout until a retry
+	Retries      int    // 0..6: 7 means for ever on some devices
+	RNRTimer     int    // code of ibv_modify_qp
+	RNRRetries   int    // 0..6
+	Access       Access // what the peer may do: RemoteWrite, RemoteRead or neither
 }
 
 // SGE is a piece of local memory.
@@ -147,7 +147,7 @@ type QP interface {
 	Connect(p Path, c Connection) error
 	// Post queues requests in one crossing and returns how many were taken; an error is about wrs[n]. A WR of length 0 is allowed.
 	Post(wrs []WR, sges []SGE) (n int, err error)
-	// PostRecv queues receives of one entry each; ids[k] comes back with what filled sges[k]. RESET or later states.
+	// PostRecv queues receives of one entry each; ids[k] comes back with what filled sges[k]. After Connect.
 	PostRecv(ids []uint64, sges []SGE) (n int, err error)
 	// Bind queues the binding of w to [addr, addr+length) of mr and gives the key that is valid once it has completed.
 	Bind(id uint64, w Window, mr MR, addr, length uint64, access Access) (rkey uint32, err error)
