@@ -107,8 +107,8 @@ func (d *Doc) Prometheus() string {
 }
 
 var (
-	provider     = Attribute{KeyProvider, []string{"shm", "tcp"}, ""}
-	providerNone = Attribute{KeyProvider, []string{"shm", "tcp", NoLink}, "`shm`, `tcp`, `none` (it ended before it had a link)"}
+	provider     = Attribute{KeyProvider, []string{"shm", "verbs", "tcp"}, ""}
+	providerNone = Attribute{KeyProvider, []string{"shm", "verbs", "tcp", NoLink}, "`shm`, `verbs`, `tcp`, `none` (it ended before it had a link)"}
 	transferKind = Attribute{KeyKind, []string{"push", "pull", "scatter"}, ""}
 	leaseKind    = Attribute{KeyKind, []string{"write", "read", "raw_write", "raw_read"}, ""}
 	result       = Attribute{KeyResult, nil, "`DONE`, or a name of [errors.md](errors.md)"}
