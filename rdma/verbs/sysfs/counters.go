@@ -5,6 +5,8 @@ import (
 	"path"
 	"slices"
 	"strconv"
+
+	"github.com/kvxfer/kvxfer/rdma/verbs/nic"
 )
 
 // Counter is one of the device's counters.
@@ -36,6 +38,6 @@ func counters(root fs.FS, dir string) (out []Counter) {
 			out = append(out, Counter{e.Name(), v})
 		}
 	}
-	slices.SortFunc(out, func(a, b Counter) int { return Compare(a.Name, b.Name) })
+	slices.SortFunc(out, func(a, b Counter) int { return nic.CompareNames(a.Name, b.Name) })
 	return out
 }
