@@ -188,8 +188,8 @@ var samples = map[string]struct {
 	"log-format":    {func(c *Config) any { return c.LogFormat }, [4]string{"json", "json", "json", "json"}, [4]any{"json", "json", "json", "json"}},
 	"providers":     {func(c *Config) any { return c.Providers }, [4]string{"tcp", " shm", "tcp ,shm", "verbs,tcp"}, [4]any{[]string{"tcp"}, []string{"shm"}, []string{"tcp", "shm"}, []string{"verbs", "tcp"}}},
 
-	"rdma-devices": {func(c *Config) any { return c.RDMA.Devices }, [4]string{"mlx5_0", "mlx5_*,rxe?:1", "a.b-c:255", "*"},
-		[4]any{[]string{"mlx5_0"}, []string{"mlx5_*", "rxe?:1"}, []string{"a.b-c:255"}, []string{"*"}}},
+	"rdma-devices": {func(c *Config) any { return c.RDMA.Devices }, [4]string{"mlx5_0", "mlx5_*,rxe?:1", "a.b-c:255", "mlx5_[0-3]:1"},
+		[4]any{[]string{"mlx5_0"}, []string{"mlx5_*", "rxe?:1"}, []string{"a.b-c:255"}, []string{"mlx5_[0-3]:1"}}},
 	"rdma-exclude":          {func(c *Config) any { return c.RDMA.Exclude }, [4]string{"mlx5_0", "a, b:2", "c", "d"}, [4]any{[]string{"mlx5_0"}, []string{"a", "b:2"}, []string{"c"}, []string{"d"}}},
 	"rdma-gid":              {func(c *Config) any { return c.RDMA.GID }, [4]string{"10.0.0.1", "fe80::1", "::ffff:10.0.0.2", "2001:db8::1"}, [4]any{"10.0.0.1", "fe80::1", "10.0.0.2", "2001:db8::1"}},
 	"rdma-traffic-class":    {func(c *Config) any { return c.RDMA.TrafficClass }, [4]string{"0", "255", "106", "1"}, [4]any{0, 255, 106, 1}},

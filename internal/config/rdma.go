@@ -85,11 +85,11 @@ func autoOff(name, meaning string, off func(*Config) *bool) setting {
 		}}
 }
 
-var devicePattern = regexp.MustCompile(`^[A-Za-z0-9_.*?-]+$`)
+var devicePattern = regexp.MustCompile(`^[][A-Za-z0-9_.*?^-]+$`)
 
 func devices(name, meaning, none string, in func(*Config) *[]string) setting {
 	return setting{name: name, arg: "NAMES", defText: none, meaning: meaning, kind: listKind,
-		allowed: fmt.Sprintf("names of at most %d of [A-Za-z0-9_.-], with * for any characters and ? for one, each with a port of 1 to 255 (mlx5_0:1) or without, several separated by commas, or nothing", maxPattern),
+		allowed: fmt.Sprintf("names of at most %d of [A-Za-z0-9_.-], with *, ? and [a-z] in them, each with a port of 1 to 255 (mlx5_0:1) or without, several separated by commas, or nothing", maxPattern),
 		set: func(l *loader, v string) error {
 			for _, s := range list(v) {
 				if err := checkDevice(s); err != nil {

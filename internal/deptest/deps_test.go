@@ -91,7 +91,7 @@ func TestDirectionOfImports(t *testing.T) {
 
 // TestPureCoresTouchNothing looks at what the pure packages import themselves; fmt and the like reach os inside.
 func TestPureCoresTouchNothing(t *testing.T) {
-	for _, pkg := range []string{"xfer/protocol", "xfer/layout", "xfer/explore", "rdma", "internal/traceview"} {
+	for _, pkg := range []string{"xfer/protocol", "xfer/layout", "xfer/explore", "rdma", "rdma/verbs/nic", "rdma/verbs/pick", "internal/traceview"} {
 		out, err := exec.Command("go", "list", "-f", "{{join .Imports \"\\n\"}}", module+pkg).Output()
 		require.NoError(t, err)
 		for _, d := range strings.Fields(string(out)) {
@@ -148,7 +148,7 @@ func TestSimulationStaysInTests(t *testing.T) {
 	require.NoError(t, err)
 	for _, line := range strings.Split(strings.TrimSpace(string(out)), "\n") {
 		pkg, imports, _ := strings.Cut(line, ": ")
-		for _, sim := range []string{"rdma/simfabric", "rdma/fabrictest", "xfer/simtest", "rdma/verbs/internal/softnic"} {
+		for _, sim := range []string{"rdma/simfabric", "rdma/fabrictest", "xfer/simtest", "rdma/verbs/internal/softnic", "rdma/verbs/sysfs/sysfstest"} {
 			if strings.Contains(" "+imports+" ", " "+module+sim+" ") {
 				assert.True(t, sim == "rdma/simfabric" && pkg == module+"xfer/simtest", "%s imports %s: only tests may", pkg, sim)
 			}
