@@ -1,0 +1,29 @@
+// Package softnic simulates RDMA devices inside one process: package nic's Host and Device with reliable connections that
+// send packets, over wires whose packets a test can hold, drop, delay, lose, double and reorder. It is for tests, which are the only
+// ones that import it (internal/deptest).
+//
+// Terms. A fabric is everything that can reach each other; a host is a machine on it; an adapter is the hardware of a device,
+// which may be opened several times; a wire is the way from one adapter to another, in one direction. Two ports reach each other
+// when both are up, their link layers agree and the GIDs are of one type and one subnet (/24 of v4-mapped addresses, else /64), or
+// by LID where no GRH is sent.
+//
+// What is like the hardware, because the provider's correctness hangs on it:
+//   - A packet carries the bytes that its sender's memory held when it was sent. It outlives the queue pair and the process's
+//     interest in it: only the queue pair, the key and the memory at the far end decide what it does when it arrives.
+//   - A queue pair takes packets of its peer's number and address whose sequence number is the next. It cannot tell those of an
+//     earlier connection from its own but by that number.
+//   - Older sequence numbers are acknowledged and not executed (READs are answered again), newer ones reported once and dropped.
+//   - Keys are looked up for each packet, also inside a message, and for each answer to a READ.
+//   - A request that is refused ends both queue pairs. Time-outs, retries and receiver-not-ready work as in ibv_modify_qp;
+//     7 retries are for ever.
+//   - A place in a send or receive queue is free again when a completion that says so was polled, not before.
+//   - A key's upper part is used again at once; its lowest byte differs.
+//
+// Decisions.
+//   - One lock and one goroutine (the engine) for a fabric, while a device is open: a packet is taken in, and its bytes placed, as
+//     a whole under the lock. So when Reset, Destroy, Fail, MR.Close or an invalidation has returned or completed, no packet is
+//     half way. Completion queues have a lock of their own.
+//   - Copies are hidden from the race detector (place.go says why).
+//   - Real time. The seed decides what happens to the packets in the order in which they are sent; that order is the scheduler's.
+//   - A window bound on a queue pair that is reset stays bound, as on devices that do not mind.
+package softnic
