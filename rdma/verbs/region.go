@@ -7,6 +7,7 @@ import (
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/internal/numa"
 	"github.com/kvxfer/kvxfer/rdma"
+	"github.com/kvxfer/kvxfer/rdma/gate"
 	"github.com/kvxfer/kvxfer/rdma/verbs/nic"
 )
 
@@ -104,7 +105,7 @@ func (p *Provider) unpin(pin *pinned) error {
 		if mr == nil {
 			continue
 		}
-		if err := mr.Close(); err != nil {
+		if err := mr.Close(); err != nil && gate.Fences { // without fences windows are still bound to it
 			if err = p.devices[k].abandon(err); err != nil && first == nil {
 				first = err
 				continue

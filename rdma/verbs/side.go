@@ -46,11 +46,11 @@ func (s *side) send(m message) {
 	s.out.u8(uint8(kindOf(m)))
 	m.bytes(&s.out)
 	binary.LittleEndian.PutUint32(s.out.b[at:], uint32(len(s.out.b)-at-4))
-	s.mu.Unlock()
 	select {
 	case s.wake <- struct{}{}:
 	default:
 	}
+	s.mu.Unlock()
 }
 
 func (s *side) write() {
