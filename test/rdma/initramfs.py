@@ -114,18 +114,9 @@ def _module_files(unpacked: Path) -> list[Path]:
     return files
 
 
-def _agent() -> Path:
-    out = kernel.BUILD / "guest"
-    env = {**os.environ, "CGO_ENABLED": "0"}
-    subprocess.run(
-        ["go", "build", "-trimpath", "-o", out, "./test/rdma/guest"], cwd=kernel.ROOT, env=env, check=True
-    )
-    return out
-
-
 def base(unpacked: Path) -> Path:
     """What every machine has: the agent, busybox, the RDMA tools with their libraries, the kernel modules."""
-    agent = _agent().read_bytes()
+    agent = kernel.go_build("./test/rdma/guest").read_bytes()
     key = hashlib.sha256(agent)
     key.update(Path(__file__).read_bytes() + kernel.version(unpacked).encode())
     out = kernel.BUILD / f"base-{key.hexdigest()[:16]}.cpio"

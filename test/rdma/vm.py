@@ -88,6 +88,18 @@ class Process:
             raise GuestError(f"{self._vm.role}: {' '.join(self.argv)}: {s.result['error']}")
         return Result(int(str(s.result["rc"])), s.text(b"o"), s.text(b"e"))
 
+    def wait_for_lines(self, n: int, timeout: float = 60) -> list[str]:
+        """Wait until its standard output has ``n`` lines; returns all it has."""
+        s = self._vm._streams[self._id]
+        with self._vm._changed:
+            self._vm._changed.wait_for(
+                lambda: s.parts[b"o"].count(b"\n") >= n or s.result is not None or self._vm._gone, timeout
+            )
+            lines = s.text(b"o").splitlines()
+            if len(lines) < n:
+                raise GuestError(f"{self._vm.role}: {' '.join(self.argv)} wrote no line {n}:\n{lines}")
+            return lines
+
     def wait_for(self, text: str, timeout: float = 60) -> str:
         """Wait until it has written ``text``; returns what it wrote. GuestError when it ends without."""
         deadline = time.monotonic() + timeout
