@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/rdma"
+	"github.com/kvxfer/kvxfer/rdma/verbs/internal/ibv"
 	"github.com/kvxfer/kvxfer/rdma/verbs/nic"
 	"github.com/kvxfer/kvxfer/rdma/verbs/pick"
 	"github.com/kvxfer/kvxfer/rdma/verbs/route"
@@ -19,7 +20,7 @@ import (
 type Options struct {
 	Clock  rdma.Clock   // kept for windows' deadlines, which the device does not look at; default: time since New
 	Logger *slog.Logger // default: silent
-	Host   nic.Host     // required: the RDMA stack
+	Host   nic.Host     // the RDMA stack; default: libibverbs of this host
 
 	Devices, NoDevices []string // allowed and forbidden: "mlx5_0", "mlx5_0:1" for a port, globs; no Devices: all
 	GID                string   // an address: only ports that have it; "": what reaches the peer
@@ -82,6 +83,9 @@ func (o *Options) ensureDefaults() {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
+	if o.Host == nil {
+		o.Host = ibv.New()
+	}
 	if o.Networks == nil {
 		o.Networks = func() map[string][]netip.Prefix {
 			n, _ := route.Networks() // nil where the kernel does not say: then every GID may be used
@@ -133,9 +137,6 @@ func (o *Options) validate() error {
 		if _, err := netip.ParseAddr(o.GID); err != nil {
 			return fault.Invalid(op, "GID", "%q, want an IPv4 or IPv6 address", o.GID)
 		}
-	}
-	if o.Host == nil {
-		return fault.Invalid(op, "Host", "nil, want an RDMA stack")
 	}
 	return nil
 }
