@@ -182,10 +182,8 @@ func (q *qp) onWrite(p *packet) {
 
 func (q *qp) onSend(p *packet) {
 	if q.recvHead == q.recvTail {
-		if !q.naked {
-			q.naked = true
-			q.reply(reply{kind: pktNak, nak: nakNotReady, psn: q.expected})
-		}
+		q.naked = true // what follows is dropped without a word
+		q.reply(reply{kind: pktNak, nak: nakNotReady, psn: q.expected})
 		return
 	}
 	if !q.next(p) {

@@ -21,7 +21,10 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // bound is how long a test waits for what must happen.
-const bound = time.Minute
+const (
+	bound = time.Minute
+	tick  = time.Millisecond
+)
 
 func seed(t *testing.T) uint64 {
 	s := rand.Uint64()
@@ -51,6 +54,8 @@ func memory(t *testing.T, n int) []byte {
 }
 
 func addr(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(&b[0]))) }
+
+func ptr(b []byte) unsafe.Pointer { return unsafe.Pointer(&b[0]) }
 
 const all = nic.LocalWrite | nic.RemoteWrite | nic.RemoteRead | nic.WindowBind
 
