@@ -73,6 +73,7 @@ type end struct {
 // rig is two hosts with a device each.
 type rig struct {
 	t    *testing.T
+	seed uint64
 	f    *softnic.Fabric
 	a, b *end
 	// from a to b, and back
@@ -83,7 +84,8 @@ type rig struct {
 const size = 1 << 20
 
 func newRig(t *testing.T, change ...func(*softnic.Device)) *rig {
-	r := &rig{t: t, f: softnic.New(softnic.Options{Seed: seed(t)})}
+	r := &rig{t: t, seed: seed(t)}
+	r.f = softnic.New(softnic.Options{Seed: r.seed})
 	for i, name := range []string{"a", "b"} {
 		g := gid4(10, 0, 0, byte(i+1))
 		d := softnic.Device{Name: "soft0", Windows2B: true, Ports: []nic.PortInfo{port(g)}}
