@@ -38,7 +38,6 @@ type Fabric struct {
 	done    chan struct{} // of the running engine
 	bare    []*packet     // unused packets without room for payload
 	full    []*packet     // and with it
-	keys    uint32
 }
 
 // New makes a fabric without hosts.

@@ -208,7 +208,7 @@ func (a *Adapter) FailQP(qpn uint32) bool {
 }
 
 // Refuse lets refuse decide before each call whether it fails; the call then changes nothing. Calls are named like the methods of
-// package nic: "Open", "Register", "NewWindow", "NewQP", "Connect", "Post", "PostRecv", "Bind", "Invalidate", "Fail", "Reset", "Destroy",
+// package nic: "Open", "Port", "Register", "NewWindow", "NewQP", "Connect", "Post", "PostRecv", "Bind", "Invalidate", "Fail", "Reset", "Destroy",
 // "MR.Close", "Window.Close", "Close". refuse runs under the fabric's lock and must not call back. nil ends it.
 func (a *Adapter) Refuse(refuse func(call string) error) {
 	a.f.lock()

@@ -77,7 +77,7 @@ func (w *window) RKey() uint32 {
 func (w *window) Close() error {
 	w.d.f.lock()
 	defer w.d.f.unlock()
-	if w.closed {
+	if w.closed || w.d.closed {
 		return nil
 	}
 	if err := w.d.may("Window.Close", "ibv_dealloc_mw"); err != nil {
