@@ -24,6 +24,7 @@
 //     a whole under the lock. So when Reset, Destroy, Fail, MR.Close or an invalidation has returned or completed, no packet is
 //     half way. Completion queues have a lock of their own.
 //   - Copies are hidden from the race detector (place.go says why).
-//   - Real time. The seed decides what happens to the packets in the order in which they are sent; that order is the scheduler's.
+//   - Real time, but the clock of timers and wires stands still while the process does not get to run: a slow machine makes no
+//     packet time out. The seed decides what happens to the packets in the order in which they are sent; that order is the scheduler's.
 //   - A window bound on a queue pair that is reset stays bound, as on devices that do not mind.
 package softnic

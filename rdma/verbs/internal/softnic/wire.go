@@ -147,7 +147,7 @@ func (w *Wire) Release() {
 	w.f.lock()
 	defer w.f.unlock()
 	w.hold = false
-	now := w.f.now()
+	now := w.f.now
 	for _, p := range w.held {
 		w.f.sched.push(entry{at: now, p: p})
 	}
