@@ -185,8 +185,15 @@ func TestKeys(t *testing.T) {
 	require.NoError(t, err)
 	r.a.expect(3, nic.Success)
 	assert.NotEqual(t, first, second)
+	a := r.hosts[0].Adapter("soft0")
+	assert.Equal(t, softnic.Objects{Devices: 1, QPs: 1, MRs: 1, Windows: 1}, a.Objects())
 	require.NoError(t, w.Close())
 	require.NoError(t, r.a.mr.Close())
+	assert.Equal(t, softnic.Objects{Devices: 1, QPs: 1}, a.Objects())
+	_, err = r.a.dev.NewWindow()
+	require.NoError(t, err)
+	require.NoError(t, r.a.dev.Close())
+	assert.Zero(t, a.Objects())
 }
 
 func (r *rig) boundWindow() (nic.Window, uint32) {

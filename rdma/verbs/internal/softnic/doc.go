@@ -26,5 +26,23 @@
 //   - Copies are hidden from the race detector (place.go says why).
 //   - Real time, but the clock of timers and wires stands still while the process does not get to run: a slow machine makes no
 //     packet time out. The seed decides what happens to the packets in the order in which they are sent; that order is the scheduler's.
-//   - A window bound on a queue pair that is reset stays bound, as on devices that do not mind.
+//   - A window bound on a queue pair that is reset or destroyed stays bound, and its registration cannot be closed before it.
+//   - Addresses (GIDs of a type, LIDs) are unique on a fabric; of two ports with the same one some hears the packets.
+//   - Completion queues do not overflow. NewQP counts the room they need against Device.MaxCQE.
+//
+// Invariants, each with the test that holds it:
+//   - WRITE, READ and SEND move exactly their bytes, from and to any pieces: TestBytesMove, TestPieces, TestLoopback; also over
+//     wires that lose, double, delay and reorder, each request once: TestFaultyWires, TestSendAfterWrites
+//   - a fence at the side whose memory is written stops held packets, one at the other side does not, and without one they
+//     land: TestFencesStopPackets, TestInvalidationStopsPackets, TestFenceInMidMessage, TestReadFences, TestNoLateByte
+//   - packets of an old connection corrupt one that counts from the same numbers, and no other: TestReconnectWithOldPackets
+//   - a wrong key, range, right, queue pair or protection domain changes no byte and ends both sides with the statuses of real
+//     devices: TestRefusals, TestQueuePairWithoutRights, TestRefusalsOfThisSide, TestReceives, TestMismatch
+//   - no answer is RetriesExceeded, then Flushed: TestUnreachable; an answer in time goes on: TestPortComesBack
+//   - completions: in order, of unsignaled requests only when they fail, none after a reset: TestUnsignaled, TestFaultyWires,
+//     TestNothingAfterReset; places in queues: TestPlacesInQueues; READs out: TestReadsWait
+//   - what a test may do to a device is seen by who opened it: TestPortsAndEvents, TestRemovedDevice, TestRefusedCalls, TestRate,
+//     TestReopen
+//   - limits and keys: TestLimits, TestKeys; who reaches whom: TestWhoReachesWhom; waiting: TestNextWaits
+//   - no goroutine is left when the last device is closed: TestMain
 package softnic

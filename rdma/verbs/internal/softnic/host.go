@@ -126,9 +126,11 @@ type Adapter struct {
 	mrs     map[uint32]*mr
 	windows map[uint32]*window // by the key that is valid now
 	opened  map[*device]struct{}
-	nextQPN uint32
-	nextKey uint32
-	free    []uint32 // keys of what was closed, the oldest first
+
+	allocated int // windows
+	nextQPN   uint32
+	nextKey   uint32
+	free      []uint32 // keys of what was closed, the oldest first
 }
 
 // port copies a port's description; the lock is held.
@@ -221,6 +223,16 @@ func (a *Adapter) refused(call string) error {
 		return nil
 	}
 	return a.refuse(call)
+}
+
+// Objects counts what is there, for tests that look for leaks.
+type Objects struct{ Devices, QPs, MRs, Windows int }
+
+// Objects counts what was opened, made and registered, and not closed.
+func (a *Adapter) Objects() Objects {
+	a.f.lock()
+	defer a.f.unlock()
+	return Objects{Devices: len(a.opened), QPs: len(a.qps), MRs: len(a.mrs), Windows: a.allocated}
 }
 
 func (a *Adapter) tell(e nic.Event) {

@@ -83,10 +83,16 @@ func (w *window) Close() error {
 	if err := w.d.may("Window.Close", "ibv_dealloc_mw"); err != nil {
 		return err
 	}
+	w.drop()
+	return nil
+}
+
+func (w *window) drop() {
 	w.closed = true
 	w.unbind()
+	delete(w.d.windows, w)
+	w.d.a.allocated--
 	w.d.a.free = append(w.d.a.free, w.key)
-	return nil
 }
 
 func (w *window) unbind() {

@@ -198,6 +198,7 @@ func TestReceives(t *testing.T) {
 	r.b.expect(2, nic.LocalProtection)
 }
 
+// TestMismatch: the two sides must agree on the MTU, and on how many READs may be out.
 func TestMismatch(t *testing.T) {
 	r := newRig(t)
 	ca, cb := conn(r.b, 1, 2), conn(r.a, 2, 1)
@@ -211,13 +212,14 @@ func TestMismatch(t *testing.T) {
 	r = newRig(t)
 	ca, cb = conn(r.b, 1, 2), conn(r.a, 2, 1)
 	cb.ReadResp = 1
-	r.back.Hold()
+	r.there.Hold()
 	require.NoError(t, r.a.qp.Connect(path(r.b), ca))
 	require.NoError(t, r.b.qp.Connect(path(r.a), cb))
 	for id := range uint64(4) {
 		r.a.post(nic.Read, id, 0, size/4, addr(r.b.mem), r.b.mr.RKey())
 	}
-	r.back.Release()
+	held(t, r.there, 4)
+	r.there.Release()
 	for id := range uint64(4) {
 		if c := r.a.wait(); c.Status != nic.Success {
 			assert.Equal(t, nic.RemoteInvalid, c.Status)
@@ -228,10 +230,10 @@ func TestMismatch(t *testing.T) {
 	t.Fatal("more READs than the peer takes")
 }
 
+// TestUnreachable: without an answer the retries end, in order and once.
 func TestUnreachable(t *testing.T) {
-	cut := func(r *rig) { r.there.Cut() }
 	for name, x := range map[string]func(r *rig){
-		"cut":                 cut,
+		"cut":                 func(r *rig) { r.there.Cut() },
 		"cut on the way back": func(r *rig) { r.back.Cut() },
 		"peer gone":           func(r *rig) { require.NoError(r.t, r.b.qp.Destroy()) },
 		"peer failed":         func(r *rig) { require.NoError(r.t, r.b.qp.Fail()) },
