@@ -12,6 +12,7 @@
 //     interest in it: only the queue pair, the key and the memory at the far end decide what it does when it arrives.
 //   - A queue pair takes packets of its peer's number and address whose sequence number is the next. It cannot tell those of an
 //     earlier connection from its own but by that number.
+//   - With Device.LazyWrites the acknowledgement of a WRITE overtakes its bytes on their way to memory.
 //   - Older sequence numbers are acknowledged and not executed (READs are answered again), newer ones reported once and dropped.
 //   - Keys are looked up for each packet, also inside a message, and for each answer to a READ.
 //   - A request that is refused ends both queue pairs. Time-outs, retries and receiver-not-ready work as in ibv_modify_qp;
@@ -33,6 +34,7 @@
 // Invariants, each with the test that holds it:
 //   - WRITE, READ and SEND move exactly their bytes, from and to any pieces: TestBytesMove, TestPieces, TestLoopback; also over
 //     wires that lose, double, delay and reorder, each request once: TestFaultyWires, TestSendAfterWrites
+//   - with LazyWrites the peer's completion promises no visible byte, a RECEIVE's does: TestLazyWrites
 //   - a fence at the side whose memory is written stops held packets, one at the other side does not, and without one they
 //     land: TestFencesStopPackets, TestInvalidationStopsPackets, TestFenceInMidMessage, TestReadFences, TestNoLateByte
 //   - packets of an old connection corrupt one that counts from the same numbers, and no other: TestReconnectWithOldPackets

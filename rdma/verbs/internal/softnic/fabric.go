@@ -145,10 +145,13 @@ func (f *Fabric) step() bool {
 	now := f.now
 	e, did := f.sched.due(now)
 	if did {
-		if e.p != nil {
+		switch {
+		case e.p != nil:
 			f.deliver(e.p, now)
-		} else {
+		case e.q != nil:
 			e.q.tick(e.at, now)
+		default:
+			e.a.flush()
 		}
 	}
 	if f.turnAt == len(f.ready) {

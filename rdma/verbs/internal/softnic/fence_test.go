@@ -192,7 +192,13 @@ func TestReconnectWithOldPackets(t *testing.T) {
 // TestNoLateByte is the table above by chance: both sides write, over wires that do everything to packets, and in the middle
 // one side ends a key or the connection, by whatever ends it, and recycles its memory.
 func TestNoLateByte(t *testing.T) {
-	r := newRig(t)
+	for name, lazy := range map[string]time.Duration{"": 0, "lazy": 5 * time.Millisecond} {
+		t.Run(name, func(t *testing.T) { noLateByte(t, lazy) })
+	}
+}
+
+func noLateByte(t *testing.T, lazy time.Duration) {
+	r := newRig(t, func(d *softnic.Device) { d.LazyWrites = lazy })
 	g := rand.New(rand.NewPCG(r.seed, 3))
 	faults := softnic.Faults{Delay: time.Millisecond, Jitter: time.Millisecond, Loss: 0.01, Double: 0.1, Reorder: 0.1, ReorderBy: 5 * time.Millisecond}
 	r.there.SetFaults(faults)
@@ -203,7 +209,7 @@ func TestNoLateByte(t *testing.T) {
 		psn = (psn + 1<<20 + g.Uint32N(1<<22)) % (1 << 24)
 		r.connectPSN(psn, psn^0x555555, func(_ *nic.Path, c *nic.Connection) { c.Timeout = 12 })
 	}
-	for range 25 {
+	for range 15 {
 		fill(r.a.mem, g.Uint64())
 		connect()
 		var w nic.Window

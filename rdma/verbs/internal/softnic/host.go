@@ -1,6 +1,8 @@
 package softnic
 
 import (
+	"time"
+
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/rdma/verbs/nic"
 )
@@ -17,7 +19,10 @@ type Device struct {
 	MaxCQE                   int
 	MaxReadInit, MaxReadResp int
 	MaxMR, MaxMsg            uint64
-	MaxPinned                uint64 // bytes of all registrations of one opened device, like RLIMIT_MEMLOCK; 0: no limit
+	// LazyWrites is how much later than their acknowledgement leaves the bytes of a WRITE may reach memory, as through PCIe; 0: not
+	// later. The completion of a RECEIVE waits for them, what comes over another connection does not.
+	LazyWrites time.Duration
+	MaxPinned  uint64 // bytes of all registrations of one opened device, like RLIMIT_MEMLOCK; 0: no limit
 }
 
 func (d Device) withDefaults() Device {
@@ -127,6 +132,7 @@ type Adapter struct {
 	windows map[uint32]*window // by the key that is valid now
 	opened  map[*device]struct{}
 
+	stores    []store
 	allocated int // windows
 	nextQPN   uint32
 	nextKey   uint32
@@ -186,6 +192,7 @@ func (a *Adapter) Remove() {
 	}
 	a.removed = true
 	a.f.routes++
+	a.flush()
 	for _, q := range a.qps {
 		q.forget()
 	}

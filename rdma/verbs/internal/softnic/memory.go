@@ -46,6 +46,7 @@ func (m *mr) Close() error {
 }
 
 func (m *mr) drop() {
+	m.d.a.flush()
 	m.closed = true
 	m.d.pinned -= m.length
 	delete(m.d.a.mrs, m.key)
@@ -97,6 +98,7 @@ func (w *window) drop() {
 
 func (w *window) unbind() {
 	if w.m != nil {
+		w.d.a.flush()
 		delete(w.d.a.windows, w.live)
 		w.m.bound--
 		w.m, w.q = nil, nil
@@ -151,6 +153,7 @@ func (a *Adapter) own(q *qp, key uint32, addr, n uint64, right nic.Access) *mr {
 // when a key, range or right is wrong.
 func (q *qp) walk(sges []nic.SGE, offset, n uint64, data *[maxMTU]byte, into bool) bool {
 	var right nic.Access
+	q.a.flush()
 	if into {
 		right = nic.LocalWrite
 	}

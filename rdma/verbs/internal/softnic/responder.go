@@ -63,7 +63,7 @@ func (q *qp) refuse(why nak) {
 }
 
 // onRequest takes a packet of a WRITE, SEND or READ.
-func (q *qp) onRequest(p *packet) {
+func (q *qp) onRequest(p *packet, now int64) {
 	if q.refused {
 		return
 	}
@@ -82,7 +82,7 @@ func (q *qp) onRequest(p *packet) {
 	case pktRead:
 		q.onRead(p)
 	case pktWrite:
-		q.onWrite(p)
+		q.onWrite(p, now)
 	case pktSend:
 		q.onSend(p)
 	}
@@ -159,7 +159,7 @@ func (q *qp) placed(p *packet) {
 	}
 }
 
-func (q *qp) onWrite(p *packet) {
+func (q *qp) onWrite(p *packet, now int64) {
 	if !q.next(p) {
 		q.refuse(nakInvalid)
 		return
@@ -175,7 +175,7 @@ func (q *qp) onWrite(p *packet) {
 			q.refuse(nakAccess)
 			return
 		}
-		move(m.at(q.remote), unsafe.Pointer(p.data), p.n)
+		q.a.put(p, m, q.remote, now)
 	}
 	q.placed(p)
 }
@@ -212,6 +212,7 @@ func (q *qp) onSend(p *packet) {
 
 // complete gives a receive back.
 func (q *qp) complete(r *rqe, n uint32, status nic.Status) {
+	q.a.flush()
 	raw := uint8(0)
 	if status == nic.Other {
 		raw = rawLocalLength
@@ -249,6 +250,7 @@ func (q *qp) answer(now int64) bool {
 			q.refused = true
 			return true
 		}
+		q.a.flush()
 		move(unsafe.Pointer(p.data), m.at(r.remote), int(n))
 	}
 	r.psn, r.remote, r.left = psnAdd(r.psn, 1), r.remote+n, r.left-n

@@ -222,6 +222,34 @@ func TestSendAfterWrites(t *testing.T) {
 	}
 }
 
+// TestLazyWrites: the writer's completion may come before the bytes; the completion of a RECEIVE behind them, the peer's READ, and
+// whatever ends the right to write, come after them.
+func TestLazyWrites(t *testing.T) {
+	r := newRig(t, func(d *softnic.Device) { d.LazyWrites = 1e6 * bound })
+	r.connect()
+	for round, see := range []func(){
+		func() {
+			r.b.recv(5, size/2, 64)
+			r.a.post(nic.Send, 2, 0, 8, 0, 0)
+			r.b.expect(5, nic.Success)
+			r.a.expect(2, nic.Success)
+		},
+		func() {
+			r.a.post(nic.Read, 2, size/2, size/4, addr(r.b.mem), r.b.mr.RKey())
+			r.a.expect(2, nic.Success)
+			require.True(t, bytes.Equal(r.a.mem[size/2:size*3/4], r.a.mem[:size/4]))
+		},
+		func() { require.NoError(t, r.b.mr.Close()) },
+	} {
+		fill(r.a.mem, uint64(round))
+		r.a.post(nic.Write, 1, 0, size/4, addr(r.b.mem), r.b.mr.RKey())
+		r.a.expect(1, nic.Success)
+		require.False(t, bytes.Equal(r.a.mem[:size/4], r.b.mem[:size/4]))
+		see()
+		require.True(t, bytes.Equal(r.a.mem[:size/4], r.b.mem[:size/4]))
+	}
+}
+
 func BenchmarkWrite(b *testing.B) {
 	f := softnic.New(softnic.Options{Seed: 1})
 	var devs [2]nic.Device

@@ -48,6 +48,7 @@ type packet struct {
 	length         uint32 // of the whole message, from this packet on for a READ
 	rkey           uint32
 	n              int // bytes of payload
+	kept           bool
 	data           *[maxMTU]byte
 }
 
@@ -276,10 +277,12 @@ func (f *Fabric) deliver(p *packet, now int64) {
 	if q := w.dst.qps[p.dstQPN]; q != nil && q.hears(p) {
 		switch p.kind {
 		case pktWrite, pktSend, pktRead:
-			q.onRequest(p)
+			q.onRequest(p, now)
 		default:
 			q.onResponse(p, now)
 		}
 	}
-	f.recycle(p)
+	if !p.kept {
+		f.recycle(p)
+	}
 }
