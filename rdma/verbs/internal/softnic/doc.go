@@ -29,6 +29,7 @@
 //     packet time out. The seed decides what happens to the packets in the order in which they are sent; that order is the scheduler's.
 //   - A window bound on a queue pair that is reset or destroyed stays bound, and its registration cannot be closed before it.
 //   - Addresses (GIDs of a type, LIDs) are unique on a fabric; of two ports with the same one some hears the packets.
+//   - Memory that is unmapped while it is registered ends the process when a packet comes; real devices have pinned its pages.
 //   - Completion queues do not overflow. NewQP counts the room they need against Device.MaxCQE.
 //
 // Invariants, each with the test that holds it:
