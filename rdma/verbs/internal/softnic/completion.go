@@ -30,7 +30,7 @@ type cq struct {
 
 func (c *cq) push(e cqe) {
 	c.mu.Lock()
-	if c.at > 0 && len(c.list) == cap(c.list) {
+	if len(c.list) == cap(c.list) && c.at >= len(c.list)/2 {
 		n := copy(c.list, c.list[c.at:])
 		clear(c.list[n:])
 		c.list, c.at = c.list[:n], 0

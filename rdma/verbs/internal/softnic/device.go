@@ -14,13 +14,14 @@ type device struct {
 	f       *Fabric
 	cq      cq
 	events  eventQueue
+	windows map[*window]struct{}
 	pinned  uint64
 	entries int // completions that room is kept for
 	closed  bool
 }
 
 func newDevice(a *Adapter) *device {
-	d := &device{a: a, f: a.f}
+	d := &device{a: a, f: a.f, windows: map[*window]struct{}{}}
 	d.cq.notify = make(chan struct{}, 1)
 	d.events.cond.L = &d.events.mu
 	return d
@@ -86,7 +87,10 @@ func (d *device) NewWindow() (nic.Window, error) {
 	if !d.a.conf.Windows2B {
 		return nil, fault.New(fault.NotSupported, "ibv_alloc_mw", "device %s has no memory windows of type 2B", d.a.conf.Name)
 	}
-	return &window{d: d, key: d.a.newKey()}, nil
+	w := &window{d: d, key: d.a.newKey()}
+	d.windows[w] = struct{}{}
+	d.a.allocated++
+	return w, nil
 }
 
 func (d *device) NewQP(c nic.QPConfig) (nic.QP, error) {
@@ -138,11 +142,8 @@ func (d *device) Close() error {
 			q.destroy()
 		}
 	}
-	for key, w := range d.a.windows {
-		if w.d == d {
-			delete(d.a.windows, key)
-			w.unbind()
-		}
+	for w := range d.windows {
+		w.drop()
 	}
 	for _, m := range d.a.mrs {
 		if m.d == d {

@@ -18,8 +18,7 @@ type Options struct {
 
 // Fabric is a network of simulated hosts. Its methods, and those of everything it makes, are safe for concurrent use.
 type Fabric struct {
-	opt   Options
-	start time.Time
+	opt Options
 
 	// One lock for everything but completion queues. The engine holds it while it moves one packet, so whoever has had it since
 	// knows that what he changed holds for each later packet: that is what makes a fence a fence here.
@@ -31,6 +30,8 @@ type Fabric struct {
 	sched   schedule
 	ready   []*qp // queue pairs that may have something to send
 	turnAt  int   // the first of them whose turn it is
+	now     int64 // the clock, in nanoseconds
+	seen    time.Time
 	routes  uint64
 	open    int
 	asleep  bool
@@ -38,7 +39,6 @@ type Fabric struct {
 	done    chan struct{} // of the running engine
 	bare    []*packet     // unused packets without room for payload
 	full    []*packet     // and with it
-	keys    uint32
 }
 
 // New makes a fabric without hosts.
@@ -46,11 +46,9 @@ func New(o Options) *Fabric {
 	if o.Unacked == 0 {
 		o.Unacked = 512
 	}
-	return &Fabric{opt: o, start: time.Now(), rng: rand.New(rand.NewPCG(o.Seed, 0x50f7)), hosts: map[string]*Host{},
+	return &Fabric{opt: o, rng: rand.New(rand.NewPCG(o.Seed, 0x50f7)), hosts: map[string]*Host{},
 		wires: map[[2]*Adapter]*Wire{}, wake: make(chan struct{}, 1), routes: 1}
 }
-
-func (f *Fabric) now() int64 { return int64(time.Since(f.start)) }
 
 // lock takes mu ahead of the engine, which would otherwise have it again before a waiting caller wakes up.
 func (f *Fabric) lock() {
@@ -91,13 +89,26 @@ func (f *Fabric) closed() chan struct{} {
 	return f.done
 }
 
+// slack is how far the clock goes at most while the engine does one thing.
+const slack = int64(time.Millisecond)
+
+// look moves the clock on as real time went, but no further than by what the engine waited for and a little more: while the
+// process was not allowed to run, the devices stood still too, so a machine that is slow or busy makes no packet time out.
+func (f *Fabric) look(waited time.Duration) {
+	real := time.Now()
+	f.now += min(int64(real.Sub(f.seen)), int64(waited)+slack)
+	f.seen = real
+}
+
 // engine moves every packet and runs every timer of the fabric, in one goroutine, as long as a device is open.
 func (f *Fabric) engine(done chan struct{}) {
 	defer close(done)
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	f.mu.Lock()
+	f.seen = time.Now()
 	for f.open > 0 && f.done == done {
+		f.look(0)
 		if f.step() {
 			if f.waiting.Load() > 0 {
 				f.mu.Unlock()
@@ -110,7 +121,7 @@ func (f *Fabric) engine(done chan struct{}) {
 		}
 		wait := time.Hour
 		if at, ok := f.sched.next(); ok {
-			wait = time.Duration(at - f.now())
+			wait = time.Duration(at - f.now)
 		}
 		if wait <= 0 {
 			continue
@@ -124,19 +135,23 @@ func (f *Fabric) engine(done chan struct{}) {
 		}
 		f.mu.Lock()
 		f.asleep = false
+		f.look(wait)
 	}
 	f.mu.Unlock()
 }
 
 // step does at most one thing that is due and gives one queue pair its turn; it reports whether there was anything.
 func (f *Fabric) step() bool {
-	now := f.now()
+	now := f.now
 	e, did := f.sched.due(now)
 	if did {
-		if e.p != nil {
+		switch {
+		case e.p != nil:
 			f.deliver(e.p, now)
-		} else {
+		case e.q != nil:
 			e.q.tick(e.at, now)
+		default:
+			e.a.flush()
 		}
 	}
 	if f.turnAt == len(f.ready) {

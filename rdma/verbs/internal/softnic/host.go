@@ -1,6 +1,8 @@
 package softnic
 
 import (
+	"time"
+
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/rdma/verbs/nic"
 )
@@ -17,7 +19,10 @@ type Device struct {
 	MaxCQE                   int
 	MaxReadInit, MaxReadResp int
 	MaxMR, MaxMsg            uint64
-	MaxPinned                uint64 // bytes of all registrations of one opened device, like RLIMIT_MEMLOCK; 0: no limit
+	// LazyWrites is how much later than their acknowledgement leaves the bytes of a WRITE may reach memory, as through PCIe; 0: not
+	// later. The completion of a RECEIVE waits for them, what comes over another connection does not.
+	LazyWrites time.Duration
+	MaxPinned  uint64 // bytes of all registrations of one opened device, like RLIMIT_MEMLOCK; 0: no limit
 }
 
 func (d Device) withDefaults() Device {
@@ -126,9 +131,12 @@ type Adapter struct {
 	mrs     map[uint32]*mr
 	windows map[uint32]*window // by the key that is valid now
 	opened  map[*device]struct{}
-	nextQPN uint32
-	nextKey uint32
-	free    []uint32 // keys of what was closed, the oldest first
+
+	stores    []store
+	allocated int // windows
+	nextQPN   uint32
+	nextKey   uint32
+	free      []uint32 // keys of what was closed, the oldest first
 }
 
 // port copies a port's description; the lock is held.
@@ -184,6 +192,7 @@ func (a *Adapter) Remove() {
 	}
 	a.removed = true
 	a.f.routes++
+	a.flush()
 	for _, q := range a.qps {
 		q.forget()
 	}
@@ -208,7 +217,7 @@ func (a *Adapter) FailQP(qpn uint32) bool {
 }
 
 // Refuse lets refuse decide before each call whether it fails; the call then changes nothing. Calls are named like the methods of
-// package nic: "Open", "Register", "NewWindow", "NewQP", "Connect", "Post", "PostRecv", "Bind", "Invalidate", "Fail", "Reset", "Destroy",
+// package nic: "Open", "Port", "Register", "NewWindow", "NewQP", "Connect", "Post", "PostRecv", "Bind", "Invalidate", "Fail", "Reset", "Destroy",
 // "MR.Close", "Window.Close", "Close". refuse runs under the fabric's lock and must not call back. nil ends it.
 func (a *Adapter) Refuse(refuse func(call string) error) {
 	a.f.lock()
@@ -221,6 +230,16 @@ func (a *Adapter) refused(call string) error {
 		return nil
 	}
 	return a.refuse(call)
+}
+
+// Objects counts what is there, for tests that look for leaks.
+type Objects struct{ Devices, QPs, MRs, Windows int }
+
+// Objects counts what was opened, made and registered, and not closed.
+func (a *Adapter) Objects() Objects {
+	a.f.lock()
+	defer a.f.unlock()
+	return Objects{Devices: len(a.opened), QPs: len(a.qps), MRs: len(a.mrs), Windows: a.allocated}
 }
 
 func (a *Adapter) tell(e nic.Event) {

@@ -46,6 +46,7 @@ func (m *mr) Close() error {
 }
 
 func (m *mr) drop() {
+	m.d.a.flush()
 	m.closed = true
 	m.d.pinned -= m.length
 	delete(m.d.a.mrs, m.key)
@@ -77,20 +78,27 @@ func (w *window) RKey() uint32 {
 func (w *window) Close() error {
 	w.d.f.lock()
 	defer w.d.f.unlock()
-	if w.closed {
+	if w.closed || w.d.closed {
 		return nil
 	}
 	if err := w.d.may("Window.Close", "ibv_dealloc_mw"); err != nil {
 		return err
 	}
+	w.drop()
+	return nil
+}
+
+func (w *window) drop() {
 	w.closed = true
 	w.unbind()
+	delete(w.d.windows, w)
+	w.d.a.allocated--
 	w.d.a.free = append(w.d.a.free, w.key)
-	return nil
 }
 
 func (w *window) unbind() {
 	if w.m != nil {
+		w.d.a.flush()
 		delete(w.d.a.windows, w.live)
 		w.m.bound--
 		w.m, w.q = nil, nil
@@ -145,6 +153,7 @@ func (a *Adapter) own(q *qp, key uint32, addr, n uint64, right nic.Access) *mr {
 // when a key, range or right is wrong.
 func (q *qp) walk(sges []nic.SGE, offset, n uint64, data *[maxMTU]byte, into bool) bool {
 	var right nic.Access
+	q.a.flush()
 	if into {
 		right = nic.LocalWrite
 	}

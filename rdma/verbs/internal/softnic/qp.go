@@ -155,6 +155,7 @@ func (q *qp) Connect(p nic.Path, c nic.Connection) error {
 
 // startOver forgets everything that the queues held, completions too; the lock is held.
 func (q *qp) startOver() {
+	q.a.flush()
 	q.d.cq.purge(q)
 	q.startRequester()
 	q.startResponder()
@@ -203,6 +204,7 @@ func (q *qp) Fail() error {
 	if err := q.may("Fail", "ibv_modify_qp"); err != nil {
 		return err
 	}
+	q.a.flush()
 	if q.state == stateRTS {
 		q.toError(nic.Flushed)
 	}

@@ -63,7 +63,7 @@ func (q *qp) refuse(why nak) {
 }
 
 // onRequest takes a packet of a WRITE, SEND or READ.
-func (q *qp) onRequest(p *packet) {
+func (q *qp) onRequest(p *packet, now int64) {
 	if q.refused {
 		return
 	}
@@ -82,7 +82,7 @@ func (q *qp) onRequest(p *packet) {
 	case pktRead:
 		q.onRead(p)
 	case pktWrite:
-		q.onWrite(p)
+		q.onWrite(p, now)
 	case pktSend:
 		q.onSend(p)
 	}
@@ -159,7 +159,7 @@ func (q *qp) placed(p *packet) {
 	}
 }
 
-func (q *qp) onWrite(p *packet) {
+func (q *qp) onWrite(p *packet, now int64) {
 	if !q.next(p) {
 		q.refuse(nakInvalid)
 		return
@@ -175,17 +175,15 @@ func (q *qp) onWrite(p *packet) {
 			q.refuse(nakAccess)
 			return
 		}
-		move(m.at(q.remote), unsafe.Pointer(p.data), p.n)
+		q.a.put(p, m, q.remote, now)
 	}
 	q.placed(p)
 }
 
 func (q *qp) onSend(p *packet) {
 	if q.recvHead == q.recvTail {
-		if !q.naked {
-			q.naked = true
-			q.reply(reply{kind: pktNak, nak: nakNotReady, psn: q.expected})
-		}
+		q.naked = true // what follows is dropped without a word
+		q.reply(reply{kind: pktNak, nak: nakNotReady, psn: q.expected})
 		return
 	}
 	if !q.next(p) {
@@ -214,6 +212,7 @@ func (q *qp) onSend(p *packet) {
 
 // complete gives a receive back.
 func (q *qp) complete(r *rqe, n uint32, status nic.Status) {
+	q.a.flush()
 	raw := uint8(0)
 	if status == nic.Other {
 		raw = rawLocalLength
@@ -251,6 +250,7 @@ func (q *qp) answer(now int64) bool {
 			q.refused = true
 			return true
 		}
+		q.a.flush()
 		move(unsafe.Pointer(p.data), m.at(r.remote), int(n))
 	}
 	r.psn, r.remote, r.left = psnAdd(r.psn, 1), r.remote+n, r.left-n

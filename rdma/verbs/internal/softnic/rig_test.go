@@ -21,7 +21,10 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // bound is how long a test waits for what must happen.
-const bound = time.Minute
+const (
+	bound = time.Minute
+	tick  = time.Millisecond
+)
 
 func seed(t *testing.T) uint64 {
 	s := rand.Uint64()
@@ -52,6 +55,8 @@ func memory(t *testing.T, n int) []byte {
 
 func addr(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(&b[0]))) }
 
+func ptr(b []byte) unsafe.Pointer { return unsafe.Pointer(&b[0]) }
+
 const all = nic.LocalWrite | nic.RemoteWrite | nic.RemoteRead | nic.WindowBind
 
 // end is one side of a connection with its memory.
@@ -68,6 +73,7 @@ type end struct {
 // rig is two hosts with a device each.
 type rig struct {
 	t    *testing.T
+	seed uint64
 	f    *softnic.Fabric
 	a, b *end
 	// from a to b, and back
@@ -78,7 +84,8 @@ type rig struct {
 const size = 1 << 20
 
 func newRig(t *testing.T, change ...func(*softnic.Device)) *rig {
-	r := &rig{t: t, f: softnic.New(softnic.Options{Seed: seed(t)})}
+	r := &rig{t: t, seed: seed(t)}
+	r.f = softnic.New(softnic.Options{Seed: r.seed})
 	for i, name := range []string{"a", "b"} {
 		g := gid4(10, 0, 0, byte(i+1))
 		d := softnic.Device{Name: "soft0", Windows2B: true, Ports: []nic.PortInfo{port(g)}}

@@ -1,11 +1,13 @@
 package softnic
 
-// entry is something that happens at an instant: a packet is delivered, or a queue pair looks at its timers.
+// entry is something that happens at an instant: a packet is delivered, a queue pair looks at its timers, or a
+// device's stores arrive in memory.
 type entry struct {
 	at     int64 // nanoseconds on the fabric's clock
 	number uint64
 	p      *packet
 	q      *qp
+	a      *Adapter
 }
 
 // schedule is a heap in the order (at, number). It is written out because container/heap allocates for each entry.

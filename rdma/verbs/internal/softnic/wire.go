@@ -48,6 +48,7 @@ type packet struct {
 	length         uint32 // of the whole message, from this packet on for a READ
 	rkey           uint32
 	n              int // bytes of payload
+	kept           bool
 	data           *[maxMTU]byte
 }
 
@@ -80,6 +81,8 @@ func (f *Fabric) recycle(p *packet) {
 
 // Faults are what a wire does to packets by chance. Probabilities are from 0 to 1.
 type Faults struct {
+	// Rate is how many bytes of payload leave in a second; 0: as many as come. Packets then wait for each other.
+	Rate   float64
 	Delay  time.Duration // of every packet
 	Jitter time.Duration // more, evenly drawn; it does not reorder
 	Loss   float64
@@ -97,6 +100,7 @@ type Wire struct {
 	hold     bool
 	cut      bool
 	last     int64 // instant of the latest delivery in order
+	free     int64 // instant from which the next packet may leave; with Faults.Rate
 	held     []*packet
 	stats    WireStats
 	changed  chan struct{} // closed and made anew when a packet is held
@@ -108,7 +112,8 @@ type WireStats struct {
 	Held                                      int // now
 }
 
-// Wire gives the wire from one device to another; a device has one to itself too. Names are those of Host and Device.
+// Wire gives the wire from one device to another; a device has one to itself too. Names are those of Host and Device; one that
+// there is not is a mistake of the test and panics.
 func (f *Fabric) Wire(fromHost, fromDevice, toHost, toDevice string) *Wire {
 	f.lock()
 	defer f.unlock()
@@ -143,7 +148,7 @@ func (w *Wire) Release() {
 	w.f.lock()
 	defer w.f.unlock()
 	w.hold = false
-	now := w.f.now()
+	now := w.f.now
 	for _, p := range w.held {
 		w.f.sched.push(entry{at: now, p: p})
 	}
@@ -217,7 +222,12 @@ func (w *Wire) send(p *packet, now int64) {
 		f.recycle(p)
 		return
 	}
-	at := now + int64(x.Delay)
+	at := now
+	if x.Rate > 0 {
+		at = max(at, w.free)
+		w.free = at + int64(float64(p.n)/x.Rate*1e9)
+	}
+	at += int64(x.Delay)
 	if x.Jitter > 0 {
 		at += f.rng.Int64N(int64(x.Jitter))
 	}
@@ -267,10 +277,12 @@ func (f *Fabric) deliver(p *packet, now int64) {
 	if q := w.dst.qps[p.dstQPN]; q != nil && q.hears(p) {
 		switch p.kind {
 		case pktWrite, pktSend, pktRead:
-			q.onRequest(p)
+			q.onRequest(p, now)
 		default:
 			q.onResponse(p, now)
 		}
 	}
-	f.recycle(p)
+	if !p.kept {
+		f.recycle(p)
+	}
 }
