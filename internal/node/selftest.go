@@ -19,6 +19,7 @@ import (
 	"github.com/kvxfer/kvxfer/rdma"
 	"github.com/kvxfer/kvxfer/rdma/shm"
 	"github.com/kvxfer/kvxfer/rdma/tcp"
+	"github.com/kvxfer/kvxfer/rdma/verbs"
 	"github.com/kvxfer/kvxfer/xfer"
 )
 
@@ -110,6 +111,16 @@ func newHalf(name, path string, o *config.RDMA, size uint64, later func(func()))
 		}
 		h.Provider = p
 		if h.addr, err = lanesOf(p.ServeLane, later); err != nil {
+			_ = p.Close()
+			return nil, err
+		}
+	case "verbs":
+		p, err := verbs.New(verbsOptions(o, clock, log))
+		if err != nil {
+			return nil, err
+		}
+		h.Provider = p
+		if h.addr, err = lanesOf(p.ServeSide, later); err != nil {
 			_ = p.Close()
 			return nil, err
 		}
