@@ -56,6 +56,34 @@ type device struct {
 	failed  error // the device is unusable; its memory is safe when gone is true
 	gone    bool
 	closing bool
+	ports   map[int]knownPort
+}
+
+// knownPort is what a port was when it was last asked: a table of a thousand GIDs takes a thousand system calls to read.
+type knownPort struct {
+	info nic.PortInfo
+	at   time.Time
+}
+
+// portFor is for how long what is known of a port holds; an event ends it sooner.
+const portFor = time.Second
+
+// port is a port's state, MTU and GIDs. The GIDs are not to be changed.
+func (d *device) port(n int) (nic.PortInfo, error) {
+	d.mu.RLock()
+	k, ok := d.ports[n]
+	d.mu.RUnlock()
+	if ok && time.Since(k.at) < portFor {
+		return k.info, nil
+	}
+	info, err := d.dev.Port(n)
+	if err != nil {
+		return info, err
+	}
+	d.mu.Lock()
+	d.ports[n] = knownPort{info, time.Now()}
+	d.mu.Unlock()
+	return info, nil
 }
 
 type rested struct {
@@ -80,7 +108,7 @@ func (p *Provider) openDevice(info nic.DeviceInfo, index int) (*device, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &device{p: p, index: index, info: info, dev: dev, attr: dev.Attr(), owners: map[uint32]owner{}}
+	d := &device{p: p, index: index, info: info, dev: dev, attr: dev.Attr(), owners: map[uint32]owner{}, ports: map[int]knownPort{}}
 	d.windows = d.attr.Windows2B && !p.opt.NoWindows
 	d.depth = nic.QPConfig{MaxSend: min(sendDepth, d.attr.MaxQPWR), MaxRecv: min(recvDepth, d.attr.MaxQPWR), MaxSGE: min(wantSGE, d.attr.MaxSGE)}
 	d.depth.MaxSignaled = d.depth.MaxSend
@@ -129,6 +157,9 @@ func (d *device) watch() {
 		d.p.opt.Logger.Info("rdma event", "device", d.info.Name, "port", e.Port, "event", e.Text)
 		switch e.Kind {
 		case nic.PortDown, nic.PortUp, nic.PortChanged:
+			d.mu.Lock()
+			clear(d.ports)
+			d.mu.Unlock()
 			d.p.portChanged(d, e.Port, e.Kind)
 		case nic.QPFatal:
 			if o := d.owner(e.QPN); o != nil {

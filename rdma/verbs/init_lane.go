@@ -110,7 +110,7 @@ func (l *initLane) open() {
 		l.failed(err)
 		return
 	}
-	port, err := d.dev.Port(l.rail.near.port)
+	port, err := d.port(l.rail.near.port)
 	if err != nil {
 		_ = d.retire(l.qp, false)
 		l.qp = nil
@@ -130,7 +130,7 @@ func (l *initLane) ready(m *laneReady) {
 		return
 	}
 	i, d := l.i, l.rail.near.dev
-	port, err := d.dev.Port(l.rail.near.port)
+	port, err := d.port(l.rail.near.port)
 	if err == nil {
 		var path nic.Path
 		if path, err = i.p.path(l.rail.near, &port, l.rail.pair.LocalGID.GID, l.rail.pair.PeerGID.GID, l.rail.pair.Peer.LID, int(m.mtu)); err == nil {

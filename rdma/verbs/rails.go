@@ -100,7 +100,7 @@ func (p *Provider) railsNow() []pick.Rail {
 	for k, r := range p.rails {
 		out[k] = r.local
 		out[k].GIDs = nil
-		port, err := r.dev.dev.Port(r.port)
+		port, err := r.dev.port(r.port)
 		if err != nil || r.dev.usable() != nil {
 			continue
 		}

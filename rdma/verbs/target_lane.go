@@ -88,7 +88,7 @@ func (l *targetLane) open(m *laneOpen) error {
 	}
 	l.rail = t.p.rails[m.rail]
 	d := l.rail.dev
-	port, err := d.dev.Port(l.rail.port)
+	port, err := d.port(l.rail.port)
 	if err != nil {
 		return err
 	}
