@@ -127,10 +127,11 @@ func (d *device) poll() {
 	buf := make([]nic.Completion, 64)
 	for {
 		n, err := d.dev.Next(buf, d.p.opt.Spin, time.Second)
-		if err != nil {
-			if !d.ending() {
-				d.fail(err)
-			}
+		switch {
+		case d.ending():
+			return
+		case err != nil:
+			d.fail(err)
 			return
 		}
 		for at := 0; at < n; {
@@ -236,8 +237,15 @@ func (d *device) newQP(o owner) (nic.QP, error) {
 		}
 	}
 	d.mu.Lock()
-	d.owners[qp.Num()] = o
+	err := d.failed
+	if err == nil {
+		d.owners[qp.Num()] = o
+	}
 	d.mu.Unlock()
+	if err != nil { // meanwhile; fail did not know of o
+		_ = qp.Destroy()
+		return nil, err
+	}
 	d.wake()
 	return qp, nil
 }
@@ -384,15 +392,16 @@ func (d *device) close() error {
 	for _, s := range d.slabs {
 		_ = s.mr.Close()
 	}
-	var err error
 	if !gone {
-		err = d.dev.Close()
+		if err := d.dev.Close(); err != nil {
+			return err // its goroutines and the records' memory stay with it: it may still use them
+		}
 	}
 	d.wg.Wait()
 	for _, s := range d.slabs {
 		_ = unix.Munmap(s.mem)
 	}
-	return err
+	return nil
 }
 
 // randomPSN draws where a queue pair's packets begin: a packet of an earlier connection falls into the window of the new one

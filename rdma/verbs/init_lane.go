@@ -269,15 +269,11 @@ func (i *initiator) endLane(l *initLane, known bool) {
 
 // toLimbo: the device is done with a part without having said what became of it.
 func (l *initLane) toLimbo(p *part) {
-	w := l.i.windows[p.o.key]
 	l.landed(p)
 	p.state, p.lane = limbo, l
 	l.limbo.push(p)
 	if p.o.doomed != 0 {
 		l.i.partOver(p)
-	}
-	if w != nil {
-		l.i.forget(w)
 	}
 }
 
@@ -416,11 +412,7 @@ func (l *initLane) land() {
 		}
 		l.rail.moved(p.bytes)
 		p.state, p.lane = waiting, nil // in no list
-		w := l.i.windows[p.o.key]
 		l.i.succeed(p)
-		if w != nil {
-			l.i.forget(w)
-		}
 	}
 	l.flight = append(l.flight[:0], l.flight[n:]...)
 	if l.state == laneProbing && l.sendsDone > 0 {

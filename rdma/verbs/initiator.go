@@ -218,9 +218,10 @@ func (i *initiator) finish(o *op) {
 	ops.Put(o)
 }
 
-// forget drops a window that was revoked and answers for it, as soon as nothing of it is with a device.
+// forget drops a window that was revoked and answers for it, once, as soon as none of its operations is left: nothing of it is with
+// a device then.
 func (i *initiator) forget(w *farWindow) {
-	if !w.revoked || w.onDevice > 0 {
+	if !w.revoked || w.ops > 0 || w.onDevice > 0 {
 		return
 	}
 	m := &cleanMsg{key: w.key}
@@ -234,9 +235,7 @@ func (i *initiator) forget(w *farWindow) {
 		}
 	}
 	i.side.send(m)
-	if w.ops == 0 {
-		delete(i.windows, w.key)
-	}
+	delete(i.windows, w.key)
 }
 
 // flush hands the completions of this turn to the queue in one go. mu is held, so that nothing overtakes them.

@@ -136,6 +136,10 @@ func (l *initLane) postBatch() bool {
 	if most < 1 {
 		return false
 	}
+	// A part that goes on from the batch before ends with a record too, whose credit that batch's own record may have taken.
+	if l.current != nil && l.current.o.kind == rdma.OpWrite && !l.mayRecord() {
+		return false
+	}
 	l.wrs, l.sges, l.ends = l.wrs[:0], l.sges[:0], l.ends[:0]
 	for len(l.wrs) < most && len(l.ends) < recordEntries {
 		if l.current == nil && !l.next() {

@@ -145,8 +145,8 @@ func (t *target) flush() {
 func (t *target) Close() error {
 	t.mu.Lock()
 	if t.closing {
-		t.mu.Unlock()
-		return nil
+		defer t.mu.Unlock()
+		return t.broken
 	}
 	t.closing = true
 	if t.ended == 0 {

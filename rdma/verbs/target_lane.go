@@ -147,11 +147,12 @@ func (l *targetLane) receive(first, n int) error {
 func (t *target) endLane(l *targetLane, why error) {
 	d := l.rail.dev
 	l.up = false
-	if err := d.retire(l.qp, true); err != nil && t.broken == nil {
+	if err := d.retire(l.qp, true); err == nil {
+		d.giveSlab(l.slab)
+	} else if t.broken == nil { // packets may still come into the slab
 		t.broken = fault.Wrap(fault.Internal, "fence", err)
 		t.p.opt.Logger.Error("fence failed", "session", uint64(t.id), "device", d.info.Name, "error", err)
 	}
-	d.giveSlab(l.slab)
 	l.qp, l.slab, l.flying, l.todo, l.fresh, l.recvIDs = nil, nil, nil, nil, nil, l.recvIDs[:0]
 	for _, w := range t.windows {
 		w.laneEnded(l)

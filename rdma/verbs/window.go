@@ -232,8 +232,8 @@ func (t *target) Fence(k rdma.Key) error {
 	t.mu.Lock()
 	w := t.windows[k]
 	if w == nil {
-		t.mu.Unlock()
-		return nil
+		defer t.mu.Unlock()
+		return t.broken // what could not be fenced once stays so
 	}
 	if f := w.fence; f != nil {
 		t.mu.Unlock()
