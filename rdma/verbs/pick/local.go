@@ -100,6 +100,12 @@ func Local(devs []nic.DeviceInfo, o Options) (rails []Rail, left []Refusal) {
 	return rails, left
 }
 
+// Denies says why the lists of allowed and denied devices do not let a port through; "" where they do. It needs no more of a device
+// than its name, so it can be asked before the device is opened.
+func (o *Options) Denies(device string, port int) (why string) {
+	return o.refuses(&Rail{Device: device, Port: port})
+}
+
 // refuses says why the lists do not let a port through; "" where they do. A pattern that cannot be read (Check) denies everything:
 // what somebody wanted to keep out must not be used because of a typing error.
 func (o *Options) refuses(r *Rail) string {

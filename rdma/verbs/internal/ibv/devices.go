@@ -42,7 +42,7 @@ func listDevices(root string) ([]nic.DeviceInfo, error) {
 		}
 		for _, p := range ports {
 			if n, err := strconv.Atoi(p.Name()); err == nil {
-				d.Ports = append(d.Ports, readPort(root, d.Name, n, nil))
+				d.Ports = append(d.Ports, readPort(root, d.Name, n, map[int]nic.GIDType{}))
 			}
 		}
 		slices.SortFunc(d.Ports, func(a, b nic.PortInfo) int { return a.Port - b.Port })
