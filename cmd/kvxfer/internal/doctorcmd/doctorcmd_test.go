@@ -52,9 +52,11 @@ func TestHostWithoutADaemon(t *testing.T) {
 	require.Zero(t, code, out)
 	var r Report
 	require.NoError(t, json.Unmarshal([]byte(out), &r))
-	ids := make([]string, len(r.Checks))
-	for i, c := range r.Checks {
-		ids[i] = c.ID
+	var ids []string
+	for _, c := range r.Checks {
+		if !strings.HasPrefix(c.ID, "port-") { // as many as this host has
+			ids = append(ids, c.ID)
+		}
 	}
 	assert.Equal(t, append(append([]string(nil), doctor.IDs...), "provider-shm", "provider-tcp"), ids)
 	assert.Equal(t, doctor.Warn, r.Verdict, "there is no daemon")
