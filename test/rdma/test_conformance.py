@@ -1,4 +1,4 @@
-"""Go tests that need an RDMA device, run in a virtual machine, or with RDMA_DEVICE on this host's own device."""
+"""Go tests that need an RDMA device, run in a virtual machine, or with RDMA_DEVICE on this host's own."""
 
 from __future__ import annotations
 
