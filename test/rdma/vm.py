@@ -191,6 +191,7 @@ class VM:
         monitor.close()
         for nic in nics:
             nic.close()
+        self._send(0, b"H", b"")
         self._reader = threading.Thread(target=self._read, name=f"vm-{role}", daemon=True)
         self._reader.start()
 
