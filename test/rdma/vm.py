@@ -20,6 +20,7 @@ from typing import IO, NamedTuple
 import initramfs
 import kernel
 import network
+from monitor import Monitor
 
 CHUNK = 256 << 10
 #: A boot takes about five seconds on an idle machine of two cores.
@@ -147,6 +148,8 @@ class VM:
         self.began = time.monotonic()
         self.boot_seconds = 0.0
         self._port, theirs = socket.socketpair()
+        ours, monitor = socket.socketpair()
+        self._monitor = Monitor(ours)
         args = [
             *(
                 "qemu-system-x86_64",
@@ -165,6 +168,7 @@ class VM:
             *("-serial", f"file:{self.console}", "-device", "virtio-serial-pci"),
             *("-chardev", f"socket,id=agent,fd={theirs.fileno()}"),
             *("-device", "virtserialport,chardev=agent,name=kvxfer.guest"),
+            *("-chardev", f"socket,id=qmp,fd={monitor.fileno()}", "-mon", "chardev=qmp,mode=control"),
         ]
         for i, nic in enumerate(nics):
             mac = f"52:54:00:00:{i:02x}:{sum(role.encode()) & 0xFF:02x}"
@@ -180,12 +184,14 @@ class VM:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=[theirs.fileno(), *(n.fileno() for n in nics)],
+                pass_fds=[theirs.fileno(), monitor.fileno(), *(n.fileno() for n in nics)],
                 preexec_fn=_die_with_parent,
             )
         theirs.close()
+        monitor.close()
         for nic in nics:
             nic.close()
+        self._send(0, b"H", b"")
         self._reader = threading.Thread(target=self._read, name=f"vm-{role}", daemon=True)
         self._reader.start()
 
@@ -289,6 +295,21 @@ class VM:
         """Take a network device of the guest down or up, as its administrator would."""
         self.run(["ip", "link", "set", dev, "up" if up else "down"])
 
+    def cable(self, dev: str, plugged: bool) -> None:
+        """Pull this machine's end of a cable out of ``eth0`` and so on, or put it back: the carrier is lost.
+
+        Addresses and RDMA devices stay. The other machine sees no more than packets that do not come.
+        """
+        self._monitor.do("set_link", name=f"n{dev.removeprefix('eth')}", up=plugged)
+
+    def freeze(self) -> None:
+        """Stop the whole machine, with its kernel and devices, until ``thaw``."""
+        self._monitor.do("stop")
+
+    def thaw(self) -> None:
+        """Let the machine go on; its clock goes on where it stopped."""
+        self._monitor.do("cont")
+
     def _done(self, kind: bytes, payload: bytes, what: str) -> _Stream:
         stream = self._open(_Stream())
         self._send(stream, kind, payload)
@@ -360,12 +381,22 @@ class VM:
         """Whether the machine runs and its agent answers."""
         return not self._gone and self._qemu.poll() is None
 
+    @property
+    def pid(self) -> int:
+        """QEMU's process."""
+        return self._qemu.pid
+
+    def hang_up(self) -> None:
+        """Leave the agent alone; it powers the machine off."""
+        self._port.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """End the machine at once."""
         self._qemu.kill()
         self._qemu.wait()
         self._reader.join(10)
         self._port.close()
+        self._monitor.close()
         for log in self._logs:
             log.close()
         self._dir.cleanup()
