@@ -69,14 +69,15 @@ func TestListDevices(t *testing.T) {
 
 	assert.Equal(t, "ib0", ib.Name)
 	assert.Equal(t, -1, ib.NUMA)
-	assert.Equal(t, []nic.PortInfo{{Port: 1, LinkLayer: nic.InfiniBand, State: "INIT", LID: 0x1f, Gbps: 2.5, GIDs: []nic.GIDInfo{
-		{Index: 0, GID: [16]byte{0xfe, 0x80, 9: 2, 10: 0xc9, 11: 3, 15: 0x11}, Type: nic.GIDInfiniBand}}}}, ib.Ports)
+	assert.Equal(t, []nic.PortInfo{{Port: 1, LinkLayer: nic.InfiniBand, State: "INIT", LID: 0x1f, Gbps: 2.5}}, ib.Ports)
+	assert.Equal(t, []nic.GIDInfo{{Index: 0, GID: [16]byte{0xfe, 0x80, 9: 2, 10: 0xc9, 11: 3, 15: 0x11}, Type: nic.GIDInfiniBand}}, readPort(root, "ib0", 1, nil).GIDs)
 
 	assert.Equal(t, "mlx5_0", mlx.Name)
 	assert.Equal(t, 1, mlx.NUMA)
 	assert.Equal(t, "0000:3b:00.0", mlx.Bus)
 	require.Len(t, mlx.Ports, 1)
-	p := mlx.Ports[0]
+	assert.Empty(t, mlx.Ports[0].GIDs, "an opened device is asked for them")
+	p := readPort(root, "mlx5_0", 1, nil)
 	assert.True(t, p.Active)
 	assert.Equal(t, 400.0, p.Gbps)
 	assert.Equal(t, "eth3", p.Netdev)
