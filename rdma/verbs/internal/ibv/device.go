@@ -176,8 +176,8 @@ func (d *device) Port(port int) (nic.PortInfo, error) {
 	return p, nil
 }
 
-// maxGIDs bounds the tables of all ports together.
-const maxGIDs = 4096
+// maxGIDs is how many entries in use are asked for: the system call takes at most 64 KiB of answer.
+const maxGIDs = 1024
 
 // gids are the types of the entries in use, by index, or nil where the library or the kernel cannot say. sysfs can, but it has a
 // file for every entry of a table, used or not, and some tables have a thousand.

