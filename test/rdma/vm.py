@@ -287,7 +287,7 @@ class VM:
                 self._installed[name] = mark
 
     def reset(self) -> None:
-        """End every command, forget what was delayed and plug cables in, so that another test file can go on."""
+        """End every command, forget what was delayed and plug cables in, for another test file to go on."""
         with self._changed:
             left = [i for i, s in self._streams.items() if s.result is None]
         for i in left:
