@@ -41,7 +41,9 @@ def name(package: str) -> str:
 def binary(package: str) -> Path:
     """The package's tests as a program, without the race detector, which takes too long under TCG."""
     out = kernel.BUILD / f"{name(package)}.test"
-    subprocess.run(["go", "test", "-c", "-trimpath", "-o", out, package], cwd=kernel.ROOT, check=True)
+    subprocess.run(
+        ["go", "test", "-c", "-trimpath", "-ldflags=-w", "-o", out, package], cwd=kernel.ROOT, check=True
+    )
     return out
 
 

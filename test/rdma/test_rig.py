@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +54,17 @@ def test_signals(one: VM) -> None:
     p = one.start(["sleep", "1000"])
     p.kill()
     assert p.wait().rc == -signal.SIGKILL
+
+
+def test_install(one: VM, tmp_path: Path) -> None:
+    """Binaries come with their libraries, also over one that runs."""
+    one.install({"/usr/bin/mine": Path("/bin/sleep")})
+    p = one.start(["mine", "1000"])
+    one.install({"/usr/bin/mine": Path("/bin/echo")})
+    assert one.run(["mine", "x"]).out == "x\n"
+    assert p.running
+    p.kill()
+    p.wait()
 
 
 def test_input(one: VM) -> None:
