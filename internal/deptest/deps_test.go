@@ -24,13 +24,13 @@ var rules = []rule{
 		"the fabric contract and its providers know nothing of caches, leases or nodes"},
 	{"rdma", []string{"github.com/nats-io", "github.com/cockroachdb", "go.opentelemetry.io"},
 		"a provider moves bytes; registry, storage and tracing are the node's"},
-	{"xfer/protocol", []string{"net", "github.com/cockroachdb", "github.com/nats-io", "go.opentelemetry.io", module + "xfer/blockdb", module + "rdma/tcp", module + "rdma/shm", module + "internal/wire"},
+	{"xfer/protocol", []string{"net", "github.com/cockroachdb", "github.com/nats-io", "go.opentelemetry.io", module + "xfer/blockdb", module + "rdma/tcp", module + "rdma/shm", module + "rdma/verbs", module + "internal/wire"},
 		"the state machines are pure: same input, same output"},
-	{"xfer/explore", []string{"net", "github.com/cockroachdb", "github.com/nats-io", "go.opentelemetry.io", module + "xfer/blockdb", module + "rdma/tcp", module + "rdma/shm", module + "internal/wire"},
+	{"xfer/explore", []string{"net", "github.com/cockroachdb", "github.com/nats-io", "go.opentelemetry.io", module + "xfer/blockdb", module + "rdma/tcp", module + "rdma/shm", module + "rdma/verbs", module + "internal/wire"},
 		"the model is as pure as the machines in it"},
-	{"xfer/layout", []string{"net", "github.com/cockroachdb", "github.com/nats-io", "go.opentelemetry.io", module + "xfer/blockdb", module + "rdma/tcp", module + "rdma/shm"},
+	{"xfer/layout", []string{"net", "github.com/cockroachdb", "github.com/nats-io", "go.opentelemetry.io", module + "xfer/blockdb", module + "rdma/tcp", module + "rdma/shm", module + "rdma/verbs"},
 		"arithmetic is pure"},
-	{"xfer", []string{"github.com/nats-io", module + "registry", module + "internal/node", module + "internal/localapi", module + "internal/peerlink", module + "rdma/tcp", module + "rdma/shm"},
+	{"xfer", []string{"github.com/nats-io", module + "registry", module + "internal/node", module + "internal/localapi", module + "internal/peerlink", module + "rdma/tcp", module + "rdma/shm", module + "rdma/verbs"},
 		"the engine reaches registry, clients, peers and providers through contracts only"},
 	{"xfer", []string{"go.opentelemetry.io/otel/sdk", "go.opentelemetry.io/otel/exporters", "google.golang.org/grpc"},
 		"the engine names spans; exporting them is the node's"},
@@ -48,7 +48,7 @@ var rules = []rule{
 var exact = []rule{
 	{"registry", []string{"github.com/nats-io"}, "the contract of the directory is pure; natskv implements it"},
 	{"sdk/go", []string{"github.com/nats-io", "github.com/cockroachdb", "go.opentelemetry.io/otel/sdk", "go.opentelemetry.io/otel/exporters", "google.golang.org/grpc",
-		"net", "runtime/cgo", module + "xfer/protocol", module + "xfer/blockdb", module + "rdma/tcp", module + "rdma/shm", module + "internal/node", module + "internal/telemetry", module + "internal/config"},
+		"net", "runtime/cgo", module + "xfer/protocol", module + "xfer/blockdb", module + "rdma/tcp", module + "rdma/shm", module + "rdma/verbs", module + "internal/node", module + "internal/telemetry", module + "internal/config"},
 		"a client links no node, no registry and no cgo; sdk/go/embed may link everything"},
 }
 
@@ -108,7 +108,7 @@ func TestOnlyTheNodeComposes(t *testing.T) {
 	require.NoError(t, err)
 	for _, line := range strings.Split(strings.TrimSpace(string(out)), "\n") {
 		pkg, imports, _ := strings.Cut(line, ": ")
-		for _, impl := range []string{"registry/natskv", "registry/embedded", "rdma/tcp", "rdma/shm", "internal/localapi", "internal/peerlink", "internal/hostmem"} {
+		for _, impl := range []string{"registry/natskv", "registry/embedded", "rdma/tcp", "rdma/shm", "rdma/verbs", "internal/localapi", "internal/peerlink", "internal/hostmem"} {
 			if !strings.Contains(" "+imports+" ", " "+module+impl+" ") {
 				continue
 			}

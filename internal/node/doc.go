@@ -17,6 +17,8 @@
 //     change is in the log: TestLogTellsOfItsLevel,
 //     TestOperatorSteersTheNode
 //   - a build whose gates never shut says at its start that it must not be used: test/integration test_late_writes_are_found
+//   - a provider that this host cannot use is left out, told once, in the status and to peers that have it, unless it was named:
+//     TestUnusableProviderIsLeftOut, TestNamedProviderMustWork, TestProviderThatOnePeerLacks
 //   - every provider can be checked without a daemon, and nothing is left of it: TestProvidersAreChecked
 //   - what the operator is told of the node holds no password, no ticket and no key: TestReportsHoldNoSecret,
 //     test/integration test_support_holds_no_secret

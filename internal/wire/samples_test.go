@@ -39,6 +39,7 @@ var wireStructs = []struct {
 	section []string
 }{
 	{func() any { return &Hello{} }, []string{"HELLO and HELLO_OK"}},
+	{func() any { return &Absence{} }, []string{"HELLO and HELLO_OK", "STATUS"}},
 	{func() any { return &fault.Wire{} }, []string{"ERROR"}},
 	{func() any { return &layout.Layout{} }, []string{"Layout object"}},
 	{func() any { return &RegisterRegion{} }, []string{"REGISTER_REGION"}},
@@ -106,6 +107,7 @@ var wireStructs = []struct {
 	{func() any { return &LogLevel{} }, []string{"LOG_LEVEL"}},
 	{func() any { return &LogLevelInfo{} }, []string{"LOG_LEVEL"}},
 	{func() any { return &Status{} }, []string{"STATUS"}},
+	{func() any { return &Unregistered{} }, []string{"STATUS"}},
 	{func() any { return &Probe{} }, []string{"PROBE"}},
 	{func() any { return &ProbeInfo{} }, []string{"PROBE"}},
 	{func() any { return &ProbeStep{} }, []string{"PROBE", "PROBE_RUN"}},
@@ -294,5 +296,10 @@ func goldenCases() []golden {
 	add("trace_of", KindTraceOf, 9, &TraceOf{ID: sampleTransfer}, nil)
 	add("ok_trace_of", KindOK, 9, &TraceOfInfo{TraceID: sampleTrace, Peers: []string{"decode-0"}, LeftOff: 1}, lines)
 	add("ok_open_blocks", KindOK, 8, &OpenedBlocks{Lease: sampleLease, Secret: sampleSecret(), Blocks: 3}, nil)
+	absent := []Absence{{Provider: "verbs", Why: "no RDMA device"}}
+	add("hello_peer_absent", KindHello, 1, &Hello{MinVersion: 1, MaxVersion: 1, Tenant: "default", Node: "prefill-0", Epoch: sampleEpoch,
+		WantNode: "decode-0", WantEpoch: sampleEpoch, Providers: []string{"shm", "tcp"}, Absent: absent}, nil)
+	add("ok_status_absent", KindOK, 13, &Status{Node: "decode-0", Epoch: sampleEpoch, Version: "0.1.0", PeerAddr: "[::1]:7420", Providers: []string{"tcp"},
+		Nodes: []string{"decode-0"}, Absent: absent, Unregistered: []Unregistered{{Provider: "verbs", Regions: 2, Why: "RLIMIT_MEMLOCK"}}}, nil)
 	return out
 }
