@@ -236,10 +236,13 @@ func (l *targetLane) take(c *nic.Completion) {
 		w.received(l)
 		total := e.bytes
 		if e.parts > 1 {
-			a := t.parts[e.op]
+			a := w.parts[e.op]
 			if a == nil {
+				if w.parts == nil {
+					w.parts = map[uint64]*assembly{}
+				}
 				a = &assembly{left: int(e.parts)}
-				t.parts[e.op] = a
+				w.parts[e.op] = a
 			}
 			if bit := byte(1) << (e.part % 8); a.have[e.part/8]&bit == 0 {
 				a.have[e.part/8] |= bit
@@ -250,7 +253,7 @@ func (l *targetLane) take(c *nic.Completion) {
 				continue
 			}
 			total = a.bytes
-			delete(t.parts, e.op)
+			delete(w.parts, e.op)
 		}
 		t.out = append(t.out, rdma.Event{Kind: rdma.EventArrival, Session: t.id, Bytes: total, Key: e.key, Tag: e.tag})
 	}

@@ -18,8 +18,9 @@ type window struct {
 	access    rdma.Access
 	off, span uint64 // what it covers at most
 	deadline  rdma.Instant
-	lanes     []laneBinding // by lane
-	pending   int           // bindings that its announcement waits for
+	lanes     []laneBinding        // by lane
+	parts     map[uint64]*assembly // WRITEs of several parts that are not whole, by number: of those that were cancelled until the fence
+	pending   int                  // bindings that its announcement waits for
 	announced bool
 	fence     *fencing // it is being fenced
 }
