@@ -160,6 +160,9 @@ func (m *windowMsg) parse(r *reader) {
 	}
 }
 
+// maxKeys keeps a message below maxMessage.
+const maxKeys = 4096
+
 // keysMsg gives the windows' keys on a lane that came later than they.
 type keysMsg struct {
 	laneRef

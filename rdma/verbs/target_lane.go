@@ -1,6 +1,8 @@
 package verbs
 
 import (
+	"slices"
+
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/rdma"
 	"github.com/kvxfer/kvxfer/rdma/verbs/nic"
@@ -206,7 +208,9 @@ func (l *targetLane) completed(run []nic.Completion) {
 		}
 	}
 	if l.up && len(l.fresh) > 0 && len(l.flying) == 0 && len(l.todo) == 0 {
-		t.side.send(&keysMsg{laneRef: l.ref(), keys: l.fresh})
+		for keys := range slices.Chunk(l.fresh, maxKeys) {
+			t.side.send(&keysMsg{laneRef: l.ref(), keys: keys})
+		}
 		l.fresh = nil
 	}
 	t.flush()
