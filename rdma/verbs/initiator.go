@@ -374,6 +374,9 @@ func (i *initiator) handle(m message) error {
 		i.revoke(m.key)
 	case *creditMsg:
 		if l := i.lane(m.laneRef); l != nil {
+			if m.taken < l.taken || m.taken > l.sent {
+				return violation("%d records of lane %d taken, of %d that were sent", m.taken, m.lane, l.sent)
+			}
 			l.taken = m.taken
 		}
 	default:

@@ -151,6 +151,7 @@ func (m *windowMsg) bytes(w *writer) {
 
 func (m *windowMsg) parse(r *reader) {
 	m.key, m.access = rdma.Key(r.u64()), rdma.Access(r.u8())
+	r.bad = r.bad || m.access != rdma.AccessWrite && m.access != rdma.AccessRead
 	m.base, m.size, m.off, m.span = r.u64(), r.u64(), r.u64(), r.u64()
 	for n := int(r.u16()); n > 0 && !r.bad; n-- {
 		m.rails = append(m.rails, r.u32())
