@@ -189,6 +189,9 @@ func (l *targetLane) completed(run []nic.Completion) {
 			break // of a generation that has ended
 		}
 		switch {
+		case !c.Recv && c.Status != nic.Success && c.Status != nic.Flushed && c.ID != noRequest:
+			// A binding or its end: with a reason, so that the initiator takes its time before it tries again.
+			t.endLane(l, fault.New(fault.Internal, "memory window", "%s on %s", c.Status, l.rail.local.Name()))
 		case c.Status != nic.Success:
 			// A peer that used a stale key, or that is gone. What it has under way it posts again on a new generation.
 			t.p.opt.Logger.Debug("lane failed", "role", "target", "session", uint64(t.id), "lane", int(l.index), "status", c.Status.String())
