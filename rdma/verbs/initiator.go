@@ -304,6 +304,9 @@ func (i *initiator) end(why fault.Code, cause error) {
 		return
 	}
 	i.ended = why
+	if cause != nil {
+		i.refuse(cause) // Connect may be waiting for a reason
+	}
 	status := why
 	if why != fault.Closed {
 		status = fault.PeerLost
