@@ -435,7 +435,7 @@ func (l *initLane) broke(c *nic.Completion) {
 	i.p.opt.Logger.Debug("lane failed", "role", "initiator", "session", uint64(i.id), "lane", int(l.index), "status", c.Status.String(), "raw", int(c.Raw))
 	culprit := l.current
 	for _, f := range l.flight {
-		if f.part != nil {
+		if f.part != nil && f.part.bytes > 0 && f.part.last >= c.ID {
 			culprit = f.part
 			break
 		}

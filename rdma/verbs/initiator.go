@@ -304,6 +304,9 @@ func (i *initiator) end(why fault.Code, cause error) {
 		return
 	}
 	i.ended = why
+	if cause != nil {
+		i.refuse(cause) // Connect may be waiting for a reason
+	}
 	status := why
 	if why != fault.Closed {
 		status = fault.PeerLost
@@ -374,6 +377,9 @@ func (i *initiator) handle(m message) error {
 		i.revoke(m.key)
 	case *creditMsg:
 		if l := i.lane(m.laneRef); l != nil {
+			if m.taken < l.taken || m.taken > l.sent {
+				return violation("%d records of lane %d taken, of %d that were sent", m.taken, m.lane, l.sent)
+			}
 			l.taken = m.taken
 		}
 	default:

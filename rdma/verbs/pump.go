@@ -167,7 +167,7 @@ func (l *initLane) postBatch() bool {
 		if l.left > 0 {
 			break
 		}
-		p.state = flying
+		p.state, p.last = flying, l.posted+uint64(len(l.wrs))-1
 		l.current = nil
 		if p.o.kind == rdma.OpRead {
 			l.flight = append(l.flight, landing{l.posted + uint64(len(l.wrs)) - 1, p})

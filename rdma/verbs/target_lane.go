@@ -1,6 +1,8 @@
 package verbs
 
 import (
+	"slices"
+
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/rdma"
 	"github.com/kvxfer/kvxfer/rdma/verbs/nic"
@@ -187,6 +189,9 @@ func (l *targetLane) completed(run []nic.Completion) {
 			break // of a generation that has ended
 		}
 		switch {
+		case !c.Recv && c.Status != nic.Success && c.Status != nic.Flushed && c.ID != noRequest:
+			// A binding or its end: with a reason, so that the initiator takes its time before it tries again.
+			t.endLane(l, fault.New(fault.Internal, "memory window", "%s on %s", c.Status, l.rail.local.Name()))
 		case c.Status != nic.Success:
 			// A peer that used a stale key, or that is gone. What it has under way it posts again on a new generation.
 			t.p.opt.Logger.Debug("lane failed", "role", "target", "session", uint64(t.id), "lane", int(l.index), "status", c.Status.String())
@@ -206,7 +211,9 @@ func (l *targetLane) completed(run []nic.Completion) {
 		}
 	}
 	if l.up && len(l.fresh) > 0 && len(l.flying) == 0 && len(l.todo) == 0 {
-		t.side.send(&keysMsg{laneRef: l.ref(), keys: l.fresh})
+		for keys := range slices.Chunk(l.fresh, maxKeys) {
+			t.side.send(&keysMsg{laneRef: l.ref(), keys: keys})
+		}
 		l.fresh = nil
 	}
 	t.flush()
@@ -236,10 +243,13 @@ func (l *targetLane) take(c *nic.Completion) {
 		w.received(l)
 		total := e.bytes
 		if e.parts > 1 {
-			a := t.parts[e.op]
+			a := w.parts[e.op]
 			if a == nil {
+				if w.parts == nil {
+					w.parts = map[uint64]*assembly{}
+				}
 				a = &assembly{left: int(e.parts)}
-				t.parts[e.op] = a
+				w.parts[e.op] = a
 			}
 			if bit := byte(1) << (e.part % 8); a.have[e.part/8]&bit == 0 {
 				a.have[e.part/8] |= bit
@@ -250,7 +260,7 @@ func (l *targetLane) take(c *nic.Completion) {
 				continue
 			}
 			total = a.bytes
-			delete(t.parts, e.op)
+			delete(w.parts, e.op)
 		}
 		t.out = append(t.out, rdma.Event{Kind: rdma.EventArrival, Session: t.id, Bytes: total, Key: e.key, Tag: e.tag})
 	}
