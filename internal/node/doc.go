@@ -10,6 +10,8 @@
 //     nor is the last word on one given up while a heartbeat holds it up: TestDirectoryOutwaitsTheHeartbeat
 //   - /metrics shows what package instrument lists, also while the block store's disk stands still: TestNodeShowsTheListedMetrics,
 //     TestStoreThatHangsIsReadOnce
+//   - the counters of RDMA ports are shown as /sys has them, under the listed names, and not at all where there are none:
+//     TestPortsAreMeasured, TestEventsOfPortsAreTheListed
 //   - lists of nodes and caches come in pages that show each name once, and are bounded: TestPagesByName, TestCacheRowsAreBounded
 //   - a drain that is asked for is told to everybody and ends nothing; the log's level is changed where it is the node's, and each
 //     change is in the log: TestLogTellsOfItsLevel,

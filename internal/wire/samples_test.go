@@ -111,6 +111,7 @@ var wireStructs = []struct {
 	{func() any { return &Probe{} }, []string{"PROBE"}},
 	{func() any { return &ProbeInfo{} }, []string{"PROBE"}},
 	{func() any { return &ProbeStep{} }, []string{"PROBE", "PROBE_RUN"}},
+	{func() any { return &ProbeWay{} }, []string{"PROBE"}},
 	{func() any { return &Report{} }, []string{"REPORT"}},
 	{func() any { return &ProbeOpen{} }, []string{"PROBE_OPEN"}},
 	{func() any { return &ProbeOpened{} }, []string{"PROBE_OPEN"}},
@@ -280,6 +281,9 @@ func goldenCases() []golden {
 	add("probe", KindProbe, 21, &Probe{Node: "prefill-0", Provider: "tcp", Bytes: 1 << 20, TimeoutMillis: 10_000}, nil)
 	add("ok_probe", KindOK, 21, &ProbeInfo{Node: "prefill-0", Epoch: sampleEpoch, Addr: "[::1]:7420", Providers: []string{"shm", "tcp"},
 		Steps: []ProbeStep{step, failed}}, nil)
+	add("ok_probe_ways", KindOK, 21, &ProbeInfo{Node: "prefill-0", Epoch: sampleEpoch, Addr: "[::1]:7420", Providers: []string{"verbs"}, Steps: []ProbeStep{step, failed},
+		Ways:   []ProbeWay{{Local: "mlx5_0:1", Peer: "mlx5_2:1", LocalAddr: "10.0.0.1", PeerAddr: "10.0.0.2", MTU: 4096, Shared: true, Why: "10.0.0.1 and 10.0.0.2 are both in 10.0.0.0/24"}},
+		Unused: []string{"mlx5_1:1: no route"}}, nil)
 	add("report", KindReport, 22, &Report{What: ReportLog}, nil)
 	add("ok_report", KindOK, 22, nil, []byte("a line\n"))
 	add("probe_open", KindProbeOpen, 9, &ProbeOpen{Bytes: 1 << 20, Seed: bytes.Repeat([]byte{7}, 32), TTLMillis: 10_000}, nil)

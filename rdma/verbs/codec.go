@@ -70,7 +70,13 @@ func (r *reader) u64() uint64 {
 
 func (r *reader) raw(dst []byte) { copy(dst, r.take(len(dst))) }
 
-func (r *reader) text() string { return string(r.take(int(r.u16()))) }
+func (r *reader) text() string {
+	n := int(r.u16())
+	if n > maxText {
+		r.b, r.bad = nil, true
+	}
+	return string(r.take(n))
+}
 
 // end is nil when all was there and nothing is left.
 func (r *reader) end(what string) error {

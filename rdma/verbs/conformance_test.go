@@ -77,7 +77,10 @@ func softDevices(host byte) []softnic.Device {
 
 func newSuiteNode(t testing.TB, host nic.Host, opt Options) *suiteNode {
 	// Small windows, so that full ones and several turns are met.
-	opt.Host, opt.LanesPerRail, opt.MaxInFlight, opt.MaxInFlightLen = host, 2, 64, 8<<20
+	opt.Host = host
+	def(&opt.LanesPerRail, 2)
+	def(&opt.MaxInFlight, 64)
+	def(&opt.MaxInFlightLen, 8<<20)
 	if os.Getenv("KVXFER_TEST_LOG") != "" {
 		opt.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}

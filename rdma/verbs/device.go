@@ -56,6 +56,34 @@ type device struct {
 	failed  error // the device is unusable; its memory is safe when gone is true
 	gone    bool
 	closing bool
+	ports   map[int]knownPort
+}
+
+// knownPort is what a port was when it was last asked: a table of a thousand GIDs takes a thousand system calls to read.
+type knownPort struct {
+	info nic.PortInfo
+	at   time.Time
+}
+
+// portFor is for how long what is known of a port holds; an event ends it sooner.
+const portFor = time.Second
+
+// port is a port's state, MTU and GIDs. The GIDs are not to be changed.
+func (d *device) port(n int) (nic.PortInfo, error) {
+	d.mu.RLock()
+	k, ok := d.ports[n]
+	d.mu.RUnlock()
+	if ok && time.Since(k.at) < portFor {
+		return k.info, nil
+	}
+	info, err := d.dev.Port(n)
+	if err != nil {
+		return info, err
+	}
+	d.mu.Lock()
+	d.ports[n] = knownPort{info, time.Now()}
+	d.mu.Unlock()
+	return info, nil
 }
 
 type rested struct {
@@ -80,7 +108,7 @@ func (p *Provider) openDevice(info nic.DeviceInfo, index int) (*device, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &device{p: p, index: index, info: info, dev: dev, attr: dev.Attr(), owners: map[uint32]owner{}}
+	d := &device{p: p, index: index, info: info, dev: dev, attr: dev.Attr(), owners: map[uint32]owner{}, ports: map[int]knownPort{}}
 	d.windows = d.attr.Windows2B && !p.opt.NoWindows
 	d.depth = nic.QPConfig{MaxSend: min(sendDepth, d.attr.MaxQPWR), MaxRecv: min(recvDepth, d.attr.MaxQPWR), MaxSGE: min(wantSGE, d.attr.MaxSGE)}
 	d.depth.MaxSignaled = d.depth.MaxSend
@@ -99,10 +127,11 @@ func (d *device) poll() {
 	buf := make([]nic.Completion, 64)
 	for {
 		n, err := d.dev.Next(buf, d.p.opt.Spin, time.Second)
-		if err != nil {
-			if !d.ending() {
-				d.fail(err)
-			}
+		switch {
+		case d.ending():
+			return
+		case err != nil:
+			d.fail(err)
 			return
 		}
 		for at := 0; at < n; {
@@ -129,6 +158,9 @@ func (d *device) watch() {
 		d.p.opt.Logger.Info("rdma event", "device", d.info.Name, "port", e.Port, "event", e.Text)
 		switch e.Kind {
 		case nic.PortDown, nic.PortUp, nic.PortChanged:
+			d.mu.Lock()
+			clear(d.ports)
+			d.mu.Unlock()
 			d.p.portChanged(d, e.Port, e.Kind)
 		case nic.QPFatal:
 			if o := d.owner(e.QPN); o != nil {
@@ -205,8 +237,15 @@ func (d *device) newQP(o owner) (nic.QP, error) {
 		}
 	}
 	d.mu.Lock()
-	d.owners[qp.Num()] = o
+	err := d.failed
+	if err == nil {
+		d.owners[qp.Num()] = o
+	}
 	d.mu.Unlock()
+	if err != nil { // meanwhile; fail did not know of o
+		_ = qp.Destroy()
+		return nil, err
+	}
 	d.wake()
 	return qp, nil
 }
@@ -353,15 +392,16 @@ func (d *device) close() error {
 	for _, s := range d.slabs {
 		_ = s.mr.Close()
 	}
-	var err error
 	if !gone {
-		err = d.dev.Close()
+		if err := d.dev.Close(); err != nil {
+			return err // its goroutines and the records' memory stay with it: it may still use them
+		}
 	}
 	d.wg.Wait()
 	for _, s := range d.slabs {
 		_ = unix.Munmap(s.mem)
 	}
-	return err
+	return nil
 }
 
 // randomPSN draws where a queue pair's packets begin: a packet of an earlier connection falls into the window of the new one

@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"crypto/subtle"
 	"encoding/binary"
+	"math"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/rdma"
@@ -58,7 +59,7 @@ func (p *params) bytes() []byte {
 		w.u8(uint8(r.LinkLayer))
 		w.u32(uint32(int32(r.NUMA)))
 		w.u32(uint32(r.MTU))
-		w.u32(uint32(r.Gbps * 1000))
+		w.u32(uint32(math.Round(r.Gbps * 1000)))
 		w.u16(r.LID)
 		w.u16(uint16(min(len(r.GIDs), maxGIDs)))
 		for _, g := range r.GIDs[:min(len(r.GIDs), maxGIDs)] {

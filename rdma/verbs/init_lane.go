@@ -110,7 +110,7 @@ func (l *initLane) open() {
 		l.failed(err)
 		return
 	}
-	port, err := d.dev.Port(l.rail.near.port)
+	port, err := d.port(l.rail.near.port)
 	if err != nil {
 		_ = d.retire(l.qp, false)
 		l.qp = nil
@@ -130,7 +130,7 @@ func (l *initLane) ready(m *laneReady) {
 		return
 	}
 	i, d := l.i, l.rail.near.dev
-	port, err := d.dev.Port(l.rail.near.port)
+	port, err := d.port(l.rail.near.port)
 	if err == nil {
 		var path nic.Path
 		if path, err = i.p.path(l.rail.near, &port, l.rail.pair.LocalGID.GID, l.rail.pair.PeerGID.GID, l.rail.pair.Peer.LID, int(m.mtu)); err == nil {
@@ -269,15 +269,11 @@ func (i *initiator) endLane(l *initLane, known bool) {
 
 // toLimbo: the device is done with a part without having said what became of it.
 func (l *initLane) toLimbo(p *part) {
-	w := l.i.windows[p.o.key]
 	l.landed(p)
 	p.state, p.lane = limbo, l
 	l.limbo.push(p)
 	if p.o.doomed != 0 {
 		l.i.partOver(p)
-	}
-	if w != nil {
-		l.i.forget(w)
 	}
 }
 
@@ -416,11 +412,7 @@ func (l *initLane) land() {
 		}
 		l.rail.moved(p.bytes)
 		p.state, p.lane = waiting, nil // in no list
-		w := l.i.windows[p.o.key]
 		l.i.succeed(p)
-		if w != nil {
-			l.i.forget(w)
-		}
 	}
 	l.flight = append(l.flight[:0], l.flight[n:]...)
 	if l.state == laneProbing && l.sendsDone > 0 {
@@ -443,7 +435,7 @@ func (l *initLane) broke(c *nic.Completion) {
 	i.p.opt.Logger.Debug("lane failed", "role", "initiator", "session", uint64(i.id), "lane", int(l.index), "status", c.Status.String(), "raw", int(c.Raw))
 	culprit := l.current
 	for _, f := range l.flight {
-		if f.part != nil {
+		if f.part != nil && f.part.bytes > 0 && f.part.last >= c.ID {
 			culprit = f.part
 			break
 		}

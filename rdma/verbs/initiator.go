@@ -218,9 +218,10 @@ func (i *initiator) finish(o *op) {
 	ops.Put(o)
 }
 
-// forget drops a window that was revoked and answers for it, as soon as nothing of it is with a device.
+// forget drops a window that was revoked and answers for it, once, as soon as none of its operations is left: nothing of it is with
+// a device then.
 func (i *initiator) forget(w *farWindow) {
-	if !w.revoked || w.onDevice > 0 {
+	if !w.revoked || w.ops > 0 || w.onDevice > 0 {
 		return
 	}
 	m := &cleanMsg{key: w.key}
@@ -234,9 +235,7 @@ func (i *initiator) forget(w *farWindow) {
 		}
 	}
 	i.side.send(m)
-	if w.ops == 0 {
-		delete(i.windows, w.key)
-	}
+	delete(i.windows, w.key)
 }
 
 // flush hands the completions of this turn to the queue in one go. mu is held, so that nothing overtakes them.
@@ -305,6 +304,9 @@ func (i *initiator) end(why fault.Code, cause error) {
 		return
 	}
 	i.ended = why
+	if cause != nil {
+		i.refuse(cause) // Connect may be waiting for a reason
+	}
 	status := why
 	if why != fault.Closed {
 		status = fault.PeerLost
@@ -375,6 +377,9 @@ func (i *initiator) handle(m message) error {
 		i.revoke(m.key)
 	case *creditMsg:
 		if l := i.lane(m.laneRef); l != nil {
+			if m.taken < l.taken || m.taken > l.sent {
+				return violation("%d records of lane %d taken, of %d that were sent", m.taken, m.lane, l.sent)
+			}
 			l.taken = m.taken
 		}
 	default:

@@ -151,6 +151,7 @@ func (m *windowMsg) bytes(w *writer) {
 
 func (m *windowMsg) parse(r *reader) {
 	m.key, m.access = rdma.Key(r.u64()), rdma.Access(r.u8())
+	r.bad = r.bad || m.access != rdma.AccessWrite && m.access != rdma.AccessRead
 	m.base, m.size, m.off, m.span = r.u64(), r.u64(), r.u64(), r.u64()
 	for n := int(r.u16()); n > 0 && !r.bad; n-- {
 		m.rails = append(m.rails, r.u32())
@@ -159,6 +160,9 @@ func (m *windowMsg) parse(r *reader) {
 		m.keys = append(m.keys, laneKey{laneRef{r.u16(), r.u32()}, r.u32()})
 	}
 }
+
+// maxKeys keeps a message below maxMessage.
+const maxKeys = 4096
 
 // keysMsg gives the windows' keys on a lane that came later than they.
 type keysMsg struct {

@@ -35,6 +35,7 @@ type part struct {
 	state   partState
 	lane    *initLane // queued, building, flying, limbo
 	strikes int       // how often the target refused it although its window is there
+	last    uint64    // its last request; flying
 
 	next, prev *part // in the queue of a lane, or of those that wait
 }

@@ -136,6 +136,10 @@ func (l *initLane) postBatch() bool {
 	if most < 1 {
 		return false
 	}
+	// A part that goes on from the batch before ends with a record too, whose credit that batch's own record may have taken.
+	if l.current != nil && l.current.o.kind == rdma.OpWrite && !l.mayRecord() {
+		return false
+	}
 	l.wrs, l.sges, l.ends = l.wrs[:0], l.sges[:0], l.ends[:0]
 	for len(l.wrs) < most && len(l.ends) < recordEntries {
 		if l.current == nil && !l.next() {
@@ -163,7 +167,7 @@ func (l *initLane) postBatch() bool {
 		if l.left > 0 {
 			break
 		}
-		p.state = flying
+		p.state, p.last = flying, l.posted+uint64(len(l.wrs))-1
 		l.current = nil
 		if p.o.kind == rdma.OpRead {
 			l.flight = append(l.flight, landing{l.posted + uint64(len(l.wrs)) - 1, p})

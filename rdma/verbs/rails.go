@@ -29,7 +29,8 @@ func (p *Provider) pickOptions() pick.Options {
 }
 
 // openRails opens the devices with usable ports. A port that is down now is none until the provider is made anew; one that goes
-// down later comes back by itself.
+// down later comes back by itself. What a device says of its ports is asked of the opened one: sysfs has a file for every entry of a
+// GID table, and does not know the MTU.
 func (p *Provider) openRails() error {
 	infos, err := p.opt.Host.Devices()
 	if err != nil {
@@ -39,48 +40,76 @@ func (p *Provider) openRails() error {
 	if err := o.Check(); err != nil {
 		return err
 	}
-	rails, left := pick.Local(infos, o)
-	for _, r := range left {
-		p.left = append(p.left, r.String())
-	}
 	var first error
-	for _, r := range rails[:min(len(rails), maxRails)] {
-		d, err := p.device(infos, r.Device)
-		if err != nil {
-			p.left = append(p.left, r.Name()+": "+err.Error())
-			if first == nil {
-				first = err
+	refuse := func(what string, err error) {
+		p.left = append(p.left, what+": "+err.Error())
+		if first == nil {
+			first = err
+		}
+	}
+	for _, info := range infos {
+		wanted := info.Ports[:0:0]
+		for _, port := range info.Ports {
+			if why := o.Denies(info.Name, port.Port); why != "" {
+				p.left = append(p.left, pick.Refusal{Device: info.Name, Port: port.Port, Why: why}.String())
+			} else {
+				wanted = append(wanted, port)
 			}
+		}
+		if len(wanted) == 0 {
 			continue
 		}
-		p.rails = append(p.rails, &rail{dev: d, port: r.Port, local: r})
+		d, err := p.openDevice(info, len(p.devices))
+		if err != nil {
+			refuse(info.Name, err)
+			continue
+		}
+		for k := range wanted {
+			port, err := d.port(wanted[k].Port)
+			if err != nil {
+				refuse(info.Name, err)
+				continue
+			}
+			wanted[k] = complete(port, wanted[k])
+		}
+		d.info.Ports = wanted
+		rails, left := pick.Local([]nic.DeviceInfo{d.info}, o)
+		for _, r := range left {
+			p.left = append(p.left, r.String())
+		}
+		if len(rails) == 0 || len(p.rails) == maxRails {
+			_ = d.close()
+			continue
+		}
+		p.devices = append(p.devices, d)
+		for _, r := range rails[:min(len(rails), maxRails-len(p.rails))] {
+			p.rails = append(p.rails, &rail{dev: d, port: r.Port, local: r})
+		}
 	}
-	if len(p.rails) > 0 {
+	switch {
+	case len(p.rails) > 0:
+		slices.SortStableFunc(p.rails, func(a, b *rail) int { return nic.CompareNames(a.local.Device, b.local.Device) })
 		return nil
-	}
-	if first != nil {
-		return first
-	}
-	if len(p.left) == 0 {
+	case len(infos) == 0:
 		return fault.New(fault.NotSupported, "verbs provider", "this host has no RDMA device")
+	case len(p.left) == 1 && first != nil:
+		return first
 	}
 	return fault.New(fault.NotSupported, "verbs provider", "no usable RDMA port: %s", strings.Join(p.left, "; "))
 }
 
-// device opens a device once.
-func (p *Provider) device(infos []nic.DeviceInfo, name string) (*device, error) {
-	for _, d := range p.devices {
-		if d.info.Name == name {
-			return d, nil
-		}
+// complete adds what only the inventory knows of a port.
+func complete(port, known nic.PortInfo) nic.PortInfo {
+	if len(port.PKeys) == 0 {
+		port.PKeys = known.PKeys
 	}
-	k := slices.IndexFunc(infos, func(i nic.DeviceInfo) bool { return i.Name == name })
-	d, err := p.openDevice(infos[k], len(p.devices))
-	if err != nil {
-		return nil, err
+	if port.Netdev == "" {
+		port.Netdev = known.Netdev
 	}
-	p.devices = append(p.devices, d)
-	return d, nil
+	if port.Gbps == 0 {
+		port.Gbps = known.Gbps
+	}
+	return port
 }
 
 // describeRails is what a peer is told of this node's rails. Addresses come and go, so they are read anew.
@@ -100,20 +129,13 @@ func (p *Provider) railsNow() []pick.Rail {
 	for k, r := range p.rails {
 		out[k] = r.local
 		out[k].GIDs = nil
-		port, err := r.dev.dev.Port(r.port)
+		port, err := r.dev.port(r.port)
 		if err != nil || r.dev.usable() != nil {
 			continue
 		}
-		if len(port.PKeys) == 0 || port.Netdev == "" { // what only the inventory knows
-			for _, x := range r.dev.info.Ports {
-				if x.Port == r.port {
-					if len(port.PKeys) == 0 {
-						port.PKeys = x.PKeys
-					}
-					if port.Netdev == "" {
-						port.Netdev = x.Netdev
-					}
-				}
+		for _, known := range r.dev.info.Ports {
+			if known.Port == r.port {
+				port = complete(port, known)
 			}
 		}
 		info := r.dev.info

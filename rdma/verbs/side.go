@@ -16,19 +16,34 @@ type side struct {
 
 	mu     sync.Mutex
 	out    writer
+	full   bool // the peer does not read: out is as long as it may be
 	closed bool
 	wake   chan struct{} // capacity 1
 }
 
 func newSide(conn net.Conn) *side { return &side{conn: conn, wake: make(chan struct{}, 1)} }
 
-// start reads and writes until the connection ends; then lost gets the reason, once. handle's error ends it too.
+// maxQueued bounds what waits for a peer that does not read: beyond it the session ends.
+const maxQueued = 64 << 20
+
+// start reads and writes until the connection ends; then lost gets the reason, once. handle's error ends it too. A side that was
+// closed before does not start.
 func (s *side) start(handle func(m message) error, lost func(err error)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return
+	}
 	s.wg.Add(2)
 	go s.write()
 	go func() {
 		defer s.wg.Done()
 		err := s.read(handle)
+		s.mu.Lock()
+		if s.full {
+			err = fault.New(fault.PeerLost, "side channel", "the peer does not read: more than %d bytes wait for it", maxQueued)
+		}
+		s.mu.Unlock()
 		s.close()
 		lost(err)
 	}()
@@ -37,8 +52,13 @@ func (s *side) start(handle func(m message) error, lost func(err error)) {
 // send queues a message; it never blocks.
 func (s *side) send(m message) {
 	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
+	defer s.mu.Unlock()
+	if s.closed || s.full {
+		return
+	}
+	if len(s.out.b) > maxQueued {
+		s.full = true
+		_ = lowest(s.conn).Close()
 		return
 	}
 	at := len(s.out.b)
@@ -50,7 +70,6 @@ func (s *side) send(m message) {
 	case s.wake <- struct{}{}:
 	default:
 	}
-	s.mu.Unlock()
 }
 
 func (s *side) write() {

@@ -26,7 +26,6 @@ type target struct {
 	lastKey rdma.Key
 	windows map[rdma.Key]*window // not fenced yet
 	lanes   []*targetLane        // by number; nil: never opened
-	parts   map[uint64]*assembly // operations of several parts that are not whole, by number
 	entries []entry              // scratch of completed
 	out     []rdma.Event
 	broken  error // a queue pair could not be ended: nothing on this session's lanes can be promised
@@ -41,7 +40,7 @@ type assembly struct {
 
 // Accept makes the target side of a session; the parameters hold its secret and this node's ports.
 func (p *Provider) Accept(id rdma.SessionID) (rdma.Target, []byte, error) {
-	t := &target{p: p, id: id, secret: newSecret(), windows: map[rdma.Key]*window{}, parts: map[uint64]*assembly{}}
+	t := &target{p: p, id: id, secret: newSecret(), windows: map[rdma.Key]*window{}}
 	far, err := p.describeRails()
 	if err != nil {
 		return nil, nil, err
@@ -145,8 +144,8 @@ func (t *target) flush() {
 func (t *target) Close() error {
 	t.mu.Lock()
 	if t.closing {
-		t.mu.Unlock()
-		return nil
+		defer t.mu.Unlock()
+		return t.broken
 	}
 	t.closing = true
 	if t.ended == 0 {

@@ -1,6 +1,8 @@
 package verbs
 
 import (
+	"slices"
+
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/rdma"
 	"github.com/kvxfer/kvxfer/rdma/verbs/nic"
@@ -88,7 +90,7 @@ func (l *targetLane) open(m *laneOpen) error {
 	}
 	l.rail = t.p.rails[m.rail]
 	d := l.rail.dev
-	port, err := d.dev.Port(l.rail.port)
+	port, err := d.port(l.rail.port)
 	if err != nil {
 		return err
 	}
@@ -147,11 +149,12 @@ func (l *targetLane) receive(first, n int) error {
 func (t *target) endLane(l *targetLane, why error) {
 	d := l.rail.dev
 	l.up = false
-	if err := d.retire(l.qp, true); err != nil && t.broken == nil {
+	if err := d.retire(l.qp, true); err == nil {
+		d.giveSlab(l.slab)
+	} else if t.broken == nil { // packets may still come into the slab
 		t.broken = fault.Wrap(fault.Internal, "fence", err)
 		t.p.opt.Logger.Error("fence failed", "session", uint64(t.id), "device", d.info.Name, "error", err)
 	}
-	d.giveSlab(l.slab)
 	l.qp, l.slab, l.flying, l.todo, l.fresh, l.recvIDs = nil, nil, nil, nil, nil, l.recvIDs[:0]
 	for _, w := range t.windows {
 		w.laneEnded(l)
@@ -186,6 +189,9 @@ func (l *targetLane) completed(run []nic.Completion) {
 			break // of a generation that has ended
 		}
 		switch {
+		case !c.Recv && c.Status != nic.Success && c.Status != nic.Flushed && c.ID != noRequest:
+			// A binding or its end: with a reason, so that the initiator takes its time before it tries again.
+			t.endLane(l, fault.New(fault.Internal, "memory window", "%s on %s", c.Status, l.rail.local.Name()))
 		case c.Status != nic.Success:
 			// A peer that used a stale key, or that is gone. What it has under way it posts again on a new generation.
 			t.p.opt.Logger.Debug("lane failed", "role", "target", "session", uint64(t.id), "lane", int(l.index), "status", c.Status.String())
@@ -205,7 +211,9 @@ func (l *targetLane) completed(run []nic.Completion) {
 		}
 	}
 	if l.up && len(l.fresh) > 0 && len(l.flying) == 0 && len(l.todo) == 0 {
-		t.side.send(&keysMsg{laneRef: l.ref(), keys: l.fresh})
+		for keys := range slices.Chunk(l.fresh, maxKeys) {
+			t.side.send(&keysMsg{laneRef: l.ref(), keys: keys})
+		}
 		l.fresh = nil
 	}
 	t.flush()
@@ -235,10 +243,13 @@ func (l *targetLane) take(c *nic.Completion) {
 		w.received(l)
 		total := e.bytes
 		if e.parts > 1 {
-			a := t.parts[e.op]
+			a := w.parts[e.op]
 			if a == nil {
+				if w.parts == nil {
+					w.parts = map[uint64]*assembly{}
+				}
 				a = &assembly{left: int(e.parts)}
-				t.parts[e.op] = a
+				w.parts[e.op] = a
 			}
 			if bit := byte(1) << (e.part % 8); a.have[e.part/8]&bit == 0 {
 				a.have[e.part/8] |= bit
@@ -249,7 +260,7 @@ func (l *targetLane) take(c *nic.Completion) {
 				continue
 			}
 			total = a.bytes
-			delete(t.parts, e.op)
+			delete(w.parts, e.op)
 		}
 		t.out = append(t.out, rdma.Event{Kind: rdma.EventArrival, Session: t.id, Bytes: total, Key: e.key, Tag: e.tag})
 	}

@@ -1,6 +1,7 @@
 package verbs
 
 import (
+	"sync"
 	"time"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
@@ -18,8 +19,9 @@ type window struct {
 	access    rdma.Access
 	off, span uint64 // what it covers at most
 	deadline  rdma.Instant
-	lanes     []laneBinding // by lane
-	pending   int           // bindings that its announcement waits for
+	lanes     []laneBinding        // by lane
+	parts     map[uint64]*assembly // WRITEs of several parts that are not whole, by number: of those that were cancelled until the fence
+	pending   int                  // bindings that its announcement waits for
 	announced bool
 	fence     *fencing // it is being fenced
 }
@@ -232,8 +234,8 @@ func (t *target) Fence(k rdma.Key) error {
 	t.mu.Lock()
 	w := t.windows[k]
 	if w == nil {
-		t.mu.Unlock()
-		return nil
+		defer t.mu.Unlock()
+		return t.broken // what could not be fenced once stays so
 	}
 	if f := w.fence; f != nil {
 		t.mu.Unlock()
@@ -354,11 +356,17 @@ func (t *target) fenceRegion(r *region) error {
 		}
 	}
 	t.mu.Unlock()
-	var first error
-	for _, k := range keys {
-		if err := t.Fence(k); err != nil && first == nil {
-			first = err
+	// At once: they wait for the peer together, not one behind the other.
+	errs := make([]error, len(keys))
+	var wg sync.WaitGroup
+	for n, k := range keys {
+		wg.Go(func() { errs[n] = t.Fence(k) })
+	}
+	wg.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return err
 		}
 	}
-	return first
+	return nil
 }

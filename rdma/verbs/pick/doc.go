@@ -22,5 +22,6 @@
 //   - the order of the inputs changes nothing: TestPairsProperties
 //   - rails in equal subnets are joined, whatever they are called: TestSubnetsPair
 //   - each rail is in a pair or in one of the reasons: TestPairsProperties, TestWhyUnpaired
+//   - what is told of a pair is what was chosen: TestWay
 //   - the choice of a rail follows the predicted end of the transfer, and a slow rail is tried again: TestCheapest, TestRate
 package pick

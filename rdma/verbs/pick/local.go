@@ -67,6 +67,7 @@ type Refusal struct {
 	Device string
 	Port   int
 	Why    string
+	Remedy string // what would make it a rail; "" where it is as somebody wanted it, or nothing is plugged in
 }
 
 func (r Refusal) String() string {
@@ -80,16 +81,16 @@ func (r Refusal) String() string {
 func Local(devs []nic.DeviceInfo, o Options) (rails []Rail, left []Refusal) {
 	for _, d := range devs {
 		if len(d.Ports) == 0 {
-			left = append(left, Refusal{d.Name, 0, "it has no ports"})
+			left = append(left, Refusal{Device: d.Name, Why: "it has no ports"})
 		}
 		for _, p := range d.Ports {
 			r := Rail{Device: d.Name, Port: p.Port, NUMA: d.NUMA, LinkLayer: p.LinkLayer, MTU: p.MTU, Gbps: p.Gbps, LID: p.LID, Netdev: p.Netdev}
-			why := o.refuses(&r)
-			if why == "" {
-				why = o.fill(&r, p)
+			no := Refusal{Device: d.Name, Port: p.Port, Why: o.refuses(&r)}
+			if no.Why == "" {
+				no.Why, no.Remedy = o.fill(&r, p)
 			}
-			if why != "" {
-				left = append(left, Refusal{d.Name, p.Port, why})
+			if no.Why != "" {
+				left = append(left, no)
 				continue
 			}
 			rails = append(rails, r)
@@ -98,6 +99,12 @@ func Local(devs []nic.DeviceInfo, o Options) (rails []Rail, left []Refusal) {
 	slices.SortFunc(rails, func(a, b Rail) int { return cmp.Or(nic.CompareNames(a.Device, b.Device), a.Port-b.Port) })
 	slices.SortFunc(left, func(a, b Refusal) int { return cmp.Or(nic.CompareNames(a.Device, b.Device), a.Port-b.Port) })
 	return rails, left
+}
+
+// Denies says why the lists of allowed and denied devices do not let a port through; "" where they do. It needs no more of a device
+// than its name, so it can be asked before the device is opened.
+func (o *Options) Denies(device string, port int) (why string) {
+	return o.refuses(&Rail{Device: device, Port: port})
 }
 
 // refuses says why the lists do not let a port through; "" where they do. A pattern that cannot be read (Check) denies everything:
@@ -129,22 +136,22 @@ func matching(patterns []string, r *Rail) string {
 	return ""
 }
 
-// fill completes a rail from its port, or says why it cannot be one.
-func (o *Options) fill(r *Rail, p nic.PortInfo) (why string) {
+// fill completes a rail from its port, or says why it cannot be one, and what would help.
+func (o *Options) fill(r *Rail, p nic.PortInfo) (why, remedy string) {
 	switch {
 	case p.LinkLayer != nic.Ethernet && p.LinkLayer != nic.InfiniBand:
-		return "its link layer is unknown"
+		return "its link layer is unknown", ""
 	case !p.Active:
-		return "the port is " + cmp.Or(p.State, "in an unknown state") + ", not ACTIVE"
+		return "the port is " + cmp.Or(p.State, "in an unknown state") + ", not ACTIVE", ""
 	case p.LinkLayer == nic.InfiniBand && p.LID == 0:
-		return "it has no LID: no subnet manager has found it yet"
+		return "it has no LID: no subnet manager has found it yet", "start a subnet manager (opensm) in the fabric, or look why it does not see the port"
 	}
 	var found bool
 	if r.PKeyIndex, found = partition(p.PKeys, o.PKey); !found {
-		return fmt.Sprintf("it is not in partition 0x%04x; its keys are %s", o.PKey, keys(p.PKeys))
+		return fmt.Sprintf("it is not in partition 0x%04x; its keys are %s", o.PKey, keys(p.PKeys)), ""
 	}
-	if why = o.gids(r, p); why != "" {
-		return why
+	if why, remedy = o.gids(r, p); why != "" {
+		return why, remedy
 	}
 	for _, g := range r.GIDs {
 		for _, n := range o.Networks[g.Netdev] {
@@ -153,7 +160,7 @@ func (o *Options) fill(r *Rail, p nic.PortInfo) (why string) {
 			}
 		}
 	}
-	return ""
+	return "", ""
 }
 
 // fullMember is the bit of a partition key that says so; keys are of one partition whatever it is.
@@ -188,8 +195,14 @@ func keys(table []uint16) string {
 	return cmp.Or(strings.Join(out, ", "), "not known")
 }
 
-// gids chooses the GIDs that may be used and says why there is none.
-func (o *Options) gids(r *Rail, p nic.PortInfo) (why string) {
+// What helps where there is no GID to use.
+const (
+	remedyAddress   = "give its interface an address and bring it up (ip address add, ip link set up)"
+	remedyNamespace = "run in the network namespace of its interface (hostNetwork, --network host), or give this one an interface of the device with an address"
+)
+
+// gids chooses the GIDs that may be used and says why there is none, and what would help.
+func (o *Options) gids(r *Rail, p nic.PortInfo) (why, remedy string) {
 	var v1, elsewhere, foreign int
 	for _, g := range p.GIDs {
 		switch {
@@ -206,19 +219,19 @@ func (o *Options) gids(r *Rail, p nic.PortInfo) (why string) {
 	slices.SortStableFunc(r.GIDs, func(a, b nic.GIDInfo) int { return cmp.Or(rank(a)-rank(b), a.Index-b.Index) })
 	switch {
 	case len(r.GIDs) > 0:
-		return ""
+		return "", ""
 	case len(p.GIDs) == 0 && p.LinkLayer == nic.Ethernet && p.Netdev == "":
-		return "its GID table is empty and its network interface is not in this network namespace (rdma system, rdma link)"
+		return "its GID table is empty and its network interface is not in this network namespace (rdma system, rdma link)", remedyNamespace
 	case len(p.GIDs) == 0 && p.LinkLayer == nic.Ethernet:
-		return "its GID table is empty: interface " + p.Netdev + " has no address, or is down"
+		return "its GID table is empty: interface " + p.Netdev + " has no address, or is down", remedyAddress
 	case len(p.GIDs) == 0:
-		return "its GID table is empty"
+		return "its GID table is empty", "look at the port in ibv_devinfo -v, and at the kernel's log"
 	case elsewhere > 0:
-		return fmt.Sprintf("it does not have the GID %s", o.GID)
+		return fmt.Sprintf("it does not have the GID %s", o.GID), ""
 	case foreign > 0:
-		return "no GID of it has an address of this network namespace's interfaces"
+		return "no GID of it has an address of this network namespace's interfaces", remedyNamespace
 	}
-	return fmt.Sprintf("it has GIDs of RoCE v1 only (%d), which is not used", v1)
+	return fmt.Sprintf("it has GIDs of RoCE v1 only (%d), which is not used", v1), "use a card and a driver with RoCE v2"
 }
 
 // here says whether a GID's address is this network namespace's. A link-local GID is made from the card's address, whether or not

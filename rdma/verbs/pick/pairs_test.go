@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/kvxfer/kvxfer/internal/testseed"
+	"github.com/kvxfer/kvxfer/rdma"
 	"github.com/kvxfer/kvxfer/rdma/verbs/nic"
 	"github.com/kvxfer/kvxfer/rdma/verbs/sysfs/sysfstest"
 )
@@ -296,4 +297,16 @@ func TestSubnetsPair(t *testing.T) {
 			}
 		}
 	}
+}
+
+func TestWay(t *testing.T) {
+	pairs, _ := Pairs([]Rail{rail("a", 0, "10.0.0.1/24")}, told(rail("b", 0, "10.0.0.2/24")), nowhere)
+	require.Len(t, pairs, 1)
+	assert.Equal(t, rdma.Way{Local: "a:1", Peer: "b:1", LocalAddr: "10.0.0.1", PeerAddr: "10.0.0.2", MTU: 4096, Why: "10.0.0.1 and 10.0.0.2 are both in 10.0.0.0/24"}, pairs[0].Way())
+	here, _ := Local([]nic.DeviceInfo{infiniBand("ib0", 1)}, Options{})
+	there, _ := Local([]nic.DeviceInfo{infiniBand("ib1", 3)}, Options{})
+	pairs, _ = Pairs(here, told(there...), nowhere)
+	require.Len(t, pairs, 1)
+	w := pairs[0].Way()
+	assert.Equal(t, []string{"LID 1, fe80::1", "LID 3, fe80::3"}, []string{w.LocalAddr, w.PeerAddr})
 }

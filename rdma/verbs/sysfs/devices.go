@@ -1,6 +1,7 @@
 package sysfs
 
 import (
+	"cmp"
 	"errors"
 	"io/fs"
 	"path"
@@ -39,20 +40,43 @@ func Devices(root fs.FS) ([]nic.DeviceInfo, error) {
 	return out, nil
 }
 
+// PortState is what Ports tells.
+type PortState struct {
+	Device string
+	Port   int
+	Active bool
+}
+
+// Ports lists all devices' ports without their tables, for who asks often. What cannot be read is left out.
+func Ports(root fs.FS) (out []PortState) {
+	devices, _ := fs.ReadDir(root, class)
+	for _, d := range devices {
+		for _, n := range indices(root, path.Join(class, d.Name(), "ports")) {
+			state := parseState(text(root, path.Join(class, d.Name(), "ports", strconv.Itoa(n), "state")))
+			if n > 0 && n <= maxPort && state != "" {
+				out = append(out, PortState{d.Name(), n, state == "ACTIVE"})
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b PortState) int { return cmp.Or(nic.CompareNames(a.Device, b.Device), a.Port-b.Port) })
+	return out
+}
+
+// maxPort: ports are numbered by a byte.
+const maxPort = 255
+
 // device reads one; false where it has gone or is no RDMA device.
 func device(root fs.FS, name string) (nic.DeviceInfo, bool) {
 	dir := path.Join(class, name)
-	entries, err := fs.ReadDir(root, path.Join(dir, "ports"))
-	if err != nil {
+	if _, err := fs.Stat(root, path.Join(dir, "ports")); err != nil {
 		return nic.DeviceInfo{}, false
 	}
 	d := nic.DeviceInfo{Name: name, NUMA: -1, Bus: slot(text(root, path.Join(dir, "device/uevent")))}
-	for _, e := range entries {
-		if n, err := strconv.Atoi(e.Name()); err == nil && n > 0 && n < 256 {
+	for _, n := range indices(root, path.Join(dir, "ports")) {
+		if n > 0 && n <= maxPort {
 			d.Ports = append(d.Ports, port(root, name, n))
 		}
 	}
-	slices.SortFunc(d.Ports, func(a, b nic.PortInfo) int { return a.Port - b.Port })
 	node, known := parseNode(text(root, path.Join(dir, "device/numa_node")))
 	for _, p := range d.Ports { // a software device has no place of its own; its interface's card has
 		if !known && p.Netdev != "" {

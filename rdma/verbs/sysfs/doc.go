@@ -18,5 +18,7 @@
 //   - a tree without RDMA is no device and no error: TestNoDevices
 //   - the MTU follows the kernel's rule: TestEthernetMTU
 //   - no text in these files, whatever it is, makes more of a device than what it says: FuzzTexts, FuzzTree
+//   - drivers' counters come under one name each, and none twice: TestCounters, TestTraffic;
+//     docs/metrics.md says which: TestDocsTellEvents
 //   - why a GID table is empty is said in words: TestWhyNoGIDs
 package sysfs

@@ -1,6 +1,7 @@
 package sysfs
 
 import (
+	"fmt"
 	"io/fs"
 	"os"
 	"strings"
@@ -32,6 +33,8 @@ func TestDevices(t *testing.T) {
 	got, err := Devices(tree)
 	require.NoError(t, err)
 	assert.Equal(t, []nic.DeviceInfo{b, ib, a}, got)
+	assert.Equal(t, []PortState{{"mlx5_2", 1, true}, {"mlx5_3", 1, true}, {"mlx5_3", 2, false}, {"mlx5_10", 1, true}}, Ports(tree))
+	assert.Empty(t, Ports(sysfstest.New()))
 }
 
 // rxe is a device without a place of its own, whose interface's card has one.
@@ -141,6 +144,56 @@ func TestCounters(t *testing.T) {
 	tree.Device(sysfstest.RoCE("bnxt_re0", "eth1", 0, 100))
 	tree.File("sys/class/infiniband/bnxt_re0/hw_counters/rx_ecn_marked", "18446744073709551615")
 	assert.Equal(t, []Counter{{"rx_ecn_marked", 1<<64 - 1}}, Counters(tree, "bnxt_re0", 1), "some drivers count for the device")
+}
+
+func TestTraffic(t *testing.T) {
+	tree := sysfstest.New()
+	tree.Device(sysfstest.RoCE("mlx5_0", "eth0", 0, 100))
+	tree.Device(sysfstest.RoCE("rxe0", "eth1", -1, 10))
+	none := ReadTraffic(tree, "mlx5_0", 1)
+	assert.Equal(t, Traffic{Events: map[Event]uint64{}}, none)
+	for name, v := range map[string]uint64{"port_xmit_data": 1 << 63, "port_rcv_data": 10, "port_xmit_packets": 7, "port_rcv_packets": 5, "port_xmit_discards": 2} {
+		tree.Counter("mlx5_0", 1, "counters", name, v)
+	}
+	for name, v := range map[string]uint64{"packet_seq_err": 3, "implied_nak_seq_err": 4, "np_cnp_sent": 9, "rx_write_requests": 1000, "out_of_sequence": 1<<64 - 1} {
+		tree.Counter("mlx5_0", 1, "hw_counters", name, v)
+	}
+	got := ReadTraffic(tree, "mlx5_0", 1)
+	assert.Equal(t, Traffic{SentBytes: 1<<64 - 1, ReceivedBytes: 40, SentPackets: 7, ReceivedPackets: 5, BytesKnown: true, PacketsKnown: true,
+		Events: map[Event]uint64{SequenceNAK: 7, CNPSent: 9, OutOfSequence: 1<<64 - 1, Discarded: 2}}, got)
+	assert.Equal(t, uint64(1<<64-1), got.Lost())
+	for name, v := range map[string]uint64{"sent_pkts": 100, "rcvd_pkts": 90, "completer_retry_err": 2, "retry_exceeded_err": 1, "link_downed": 1, "out_of_seq_request": 3} {
+		tree.Counter("rxe0", 1, "hw_counters", name, v)
+	}
+	got = ReadTraffic(tree, "rxe0", 1)
+	assert.Equal(t, Traffic{SentPackets: 100, ReceivedPackets: 90, PacketsKnown: true,
+		Events: map[Event]uint64{Retransmission: 2, RetriesExceeded: 1, LinkDown: 1, OutOfSequence: 3}}, got)
+	assert.Equal(t, uint64(6), got.Lost())
+	seen := map[string]bool{}
+	for _, m := range Events {
+		for _, c := range m.Counters {
+			assert.False(t, seen[c], "%s is counted twice", c)
+			seen[c] = true
+		}
+		assert.NotEmpty(t, m.Text)
+	}
+}
+
+// TestDocsTellEvents holds the table in docs/metrics.md to Events.
+func TestDocsTellEvents(t *testing.T) {
+	page, err := os.ReadFile("../../../docs/metrics.md")
+	require.NoError(t, err)
+	at := 0
+	for _, m := range Events {
+		loss := ""
+		if m.Loss {
+			loss = "yes"
+		}
+		row := fmt.Sprintf("| `%s` | %s | %s | `%s` |\n", m.Event, m.Text, loss, strings.Join(m.Counters, "`, `"))
+		i := strings.Index(string(page), row)
+		require.Greater(t, i, at, "%s", row)
+		at = i
+	}
 }
 
 func TestECN(t *testing.T) {

@@ -22,8 +22,8 @@ const help = `Usage:
   kvxfer doctor [--config FILE] [--socket PATH] [--json]
   kvxfer doctor --peer NODE [--provider NAME] [--timeout D] [--socket PATH] [--json]
 
-Says what this host can do and why not: kernel, limits, memory, clock, directories, ports, the registry, certificates, and each
-provider's own code with a megabyte inside this process. It works with a running daemon and without one.
+Says what this host can do and why not: kernel, limits, memory, clock, directories, ports, the registry, certificates, RDMA devices, and
+each provider's own code with a megabyte inside this process. It works with a running daemon and without one.
 
 With --peer the running daemon moves a megabyte of random bytes to and from another node over each provider, begun by both
 sides, and compares what arrived.
@@ -99,12 +99,12 @@ func Host(ctx context.Context, file, socket string) Report {
 	var st wire.Status
 	if err == nil {
 		if _, err = conn.Call(ctx, wire.KindStatus, nil, nil, &st); err == nil {
-			s.Daemon = &doctor.Daemon{Node: st.Node, Version: st.Version, PeerAddr: st.PeerAddr, HTTPAddr: st.HTTPAddr, Draining: st.Draining, Registry: st.Registry}
+			s.Daemon = &doctor.Daemon{Node: st.Node, Version: st.Version, PeerAddr: st.PeerAddr, HTTPAddr: st.HTTPAddr, PID: conn.PID(), Draining: st.Draining, Registry: st.Registry}
 		}
 		conn.Close()
 	}
 	s.NoDaemon = err
-	checks := append(doctor.Run(&s), providers(ctx, s.Config, &st)...)
+	checks := append(append(doctor.Run(&s), doctor.Ports(&s)...), providers(ctx, s.Config, &st)...)
 	return Report{doctor.Worst(checks), checks}
 }
 

@@ -31,6 +31,19 @@ type PeerProvider struct {
 	There    bool           `json:"there"`            // the peer announced it
 	Remedy   string         `json:"remedy,omitempty"` // where one side has it not
 	Steps    []PeerStep     `json:"steps,omitempty"`  // where both have it: four
+	Ways     []PeerWay      `json:"ways,omitempty"`   // what a provider that chooses has chosen from here to the peer
+	Unused   []string       `json:"unused,omitempty"` // what of both sides it does not use, and why
+}
+
+// PeerWay is a port here and one of the peer's that are joined.
+type PeerWay struct {
+	Local     string `json:"local"`
+	Peer      string `json:"peer"`
+	LocalAddr string `json:"local_addr"`
+	PeerAddr  string `json:"peer_addr"`
+	MTU       int    `json:"mtu"`
+	Shared    bool   `json:"shared"` // one of the two has another way too
+	Why       string `json:"why"`
 }
 
 // PeerStep is one transfer.
@@ -132,7 +145,10 @@ func judge(st *wire.Status, info *wire.ProbeInfo, name string) PeerProvider {
 	case !there:
 		return lacking(name, here, there, info.Node, "")
 	}
-	p := PeerProvider{Provider: name, Verdict: doctor.OK, Here: true, There: true}
+	p := PeerProvider{Provider: name, Verdict: doctor.OK, Here: true, There: true, Unused: info.Unused}
+	for _, w := range info.Ways {
+		p.Ways = append(p.Ways, PeerWay(w))
+	}
 	for _, s := range info.Steps {
 		x := PeerStep{From: s.From, To: info.Node, BegunBy: s.From, Op: s.Op, Bytes: s.Bytes, Nanos: s.Nanos, Reason: s.Reason, Error: s.Error}
 		if s.ByPeer {
@@ -219,5 +235,23 @@ func printPeer(w io.Writer, r *PeerReport) {
 				fmt.Fprintf(w, "%s\n      -> %s\n", clean(fault.FromWire(s.Error).Error()), s.Remedy)
 			}
 		}
+		printWays(w, &p)
+	}
+}
+
+// printWays tells what a provider has chosen between the two nodes.
+func printWays(w io.Writer, p *PeerProvider) {
+	for _, x := range p.Ways {
+		mtu, shared := "MTU not known", ""
+		if x.MTU > 0 {
+			mtu = fmt.Sprintf("MTU %d", x.MTU)
+		}
+		if x.Shared {
+			shared = ", shared"
+		}
+		fmt.Fprintf(w, "      %s (%s) with %s (%s), %s%s: %s\n", clean(x.Local), clean(x.LocalAddr), clean(x.Peer), clean(x.PeerAddr), mtu, shared, clean(x.Why))
+	}
+	for _, x := range p.Unused {
+		fmt.Fprintf(w, "      not used: %s\n", clean(x))
 	}
 }

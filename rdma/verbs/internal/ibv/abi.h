@@ -81,6 +81,9 @@ enum {
 	V_PORT_ACTIVE_DEFER = 5,
 	V_LINK_LAYER_INFINIBAND = 1,
 	V_LINK_LAYER_ETHERNET = 2,
+	V_GID_TYPE_IB = 0,
+	V_GID_TYPE_ROCE_V1 = 1,
+	V_GID_TYPE_ROCE_V2 = 2,
 	V_MTU_256 = 1,
 	V_MTU_4096 = 5,
 
@@ -193,6 +196,14 @@ struct v_port_attr {
 	uint8_t link_layer;
 	uint8_t flags;
 	uint16_t port_cap_flags2;
+};
+
+struct v_gid_entry {
+	uint64_t gid[2]; // gid
+	uint32_t gid_index;
+	uint32_t port_num;
+	uint32_t gid_type;
+	uint32_t ndev_ifindex;
 };
 
 struct v_pd {

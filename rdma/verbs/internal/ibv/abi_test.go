@@ -68,11 +68,11 @@ func assertions(t *testing.T, header string) (program string, fields, constants 
 }
 
 func TestABI(t *testing.T) {
-	cc := os.Getenv("CC")
-	if cc == "" {
-		cc = "cc"
+	cc := strings.Fields(os.Getenv("CC"))
+	if len(cc) == 0 {
+		cc = []string{"cc"}
 	}
-	if _, err := exec.LookPath(cc); err != nil {
+	if _, err := exec.LookPath(cc[0]); err != nil {
 		t.Skipf("no C compiler: %v", err)
 	}
 	compile := func(program string) (string, error) {
@@ -80,7 +80,7 @@ func TestABI(t *testing.T) {
 		require.NoError(t, os.WriteFile(path, []byte(program), 0o600))
 		wd, err := os.Getwd()
 		require.NoError(t, err)
-		out, err := exec.Command(cc, "-fsyntax-only", "-I", wd, path).CombinedOutput()
+		out, err := exec.Command(cc[0], append(cc[1:], "-fsyntax-only", "-I", wd, path)...).CombinedOutput()
 		return string(out), err
 	}
 	if out, err := compile("#include <infiniband/verbs.h>\n"); err != nil {

@@ -149,7 +149,7 @@ func (d *device) removed() bool {
 	return errors.Is(err, os.ErrNotExist)
 }
 
-// Port asks the device for state, MTU and LID, and sysfs for the rest.
+// Port asks the device for state, MTU, LID and which GIDs are in use, and sysfs for the rest.
 func (d *device) Port(port int) (nic.PortInfo, error) {
 	if err := d.enter(opPort); err != nil {
 		return nic.PortInfo{}, err
@@ -162,7 +162,7 @@ func (d *device) Port(port int) (nic.PortInfo, error) {
 	if rc := C.kv_query_port(d.c, C.uint8_t(port), &a); rc != 0 {
 		return nic.PortInfo{}, callFailed(opPort, "ibv_query_port", fmt.Sprintf("%s port %d", d.name, port), syscall.Errno(rc))
 	}
-	p := readPort(d.host.classes, d.name, port)
+	p := readPort(d.host.classes, d.name, port, d.gids(port))
 	p.LinkLayer = nic.InfiniBand
 	if a.link_layer == C.V_LINK_LAYER_ETHERNET {
 		p.LinkLayer = nic.Ethernet
@@ -174,6 +174,37 @@ func (d *device) Port(port int) (nic.PortInfo, error) {
 		p.MTU = 128 << uint(a.active_mtu)
 	}
 	return p, nil
+}
+
+// maxGIDs is how many entries in use are asked for: the system call takes at most 64 KiB of answer.
+const maxGIDs = 1024
+
+// gids are the types of the entries in use, by index, or nil where the library or the kernel cannot say. sysfs can, but it has a
+// file for every entry of a table, used or not, and some tables have a thousand.
+func (d *device) gids(port int) map[int]nic.GIDType {
+	if d.c.lib.query_gid_table == nil {
+		return nil
+	}
+	table := make([]C.struct_v_gid_entry, maxGIDs)
+	n := int(C.kv_gids(d.c, &table[0], maxGIDs))
+	if n < 0 {
+		return nil
+	}
+	used := map[int]nic.GIDType{}
+	for _, e := range table[:n] {
+		if int(e.port_num) != port {
+			continue
+		}
+		switch e.gid_type {
+		case C.V_GID_TYPE_IB:
+			used[int(e.gid_index)] = nic.GIDInfiniBand
+		case C.V_GID_TYPE_ROCE_V1:
+			used[int(e.gid_index)] = nic.RoCEv1
+		case C.V_GID_TYPE_ROCE_V2:
+			used[int(e.gid_index)] = nic.RoCEv2
+		}
+	}
+	return used
 }
 
 func portState(s int) string {
@@ -211,11 +242,11 @@ func (d *device) Close() error {
 			errs = append(errs, callFailed(opClose, call, d.name, rc))
 		}
 	}
+	for w := range d.windows { // before the queue pairs that they are bound on, whose destruction would wait for them
+		w.end(refused)
+	}
 	for q := range d.qps {
 		q.end(refused)
-	}
-	for w := range d.windows {
-		w.end(refused)
 	}
 	for m := range d.mrs {
 		m.end(refused)

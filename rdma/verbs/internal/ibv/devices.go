@@ -42,7 +42,7 @@ func listDevices(root string) ([]nic.DeviceInfo, error) {
 		}
 		for _, p := range ports {
 			if n, err := strconv.Atoi(p.Name()); err == nil {
-				d.Ports = append(d.Ports, readPort(root, d.Name, n))
+				d.Ports = append(d.Ports, readPort(root, d.Name, n, map[int]nic.GIDType{}))
 			}
 		}
 		slices.SortFunc(d.Ports, func(a, b nic.PortInfo) int { return a.Port - b.Port })
@@ -51,8 +51,8 @@ func listDevices(root string) ([]nic.DeviceInfo, error) {
 	return all, nil
 }
 
-// readPort says what sysfs knows of a port, which is all but the active MTU.
-func readPort(root, device string, port int) nic.PortInfo {
+// readPort says what sysfs knows of a port, which is all but the active MTU. used are the GIDs to look at, nil: all.
+func readPort(root, device string, port int, used map[int]nic.GIDType) nic.PortInfo {
 	dir := filepath.Join(root, "infiniband", device, "ports", strconv.Itoa(port))
 	p := nic.PortInfo{Port: port, LinkLayer: nic.InfiniBand}
 	if line(dir, "link_layer") == "Ethernet" {
@@ -65,50 +65,70 @@ func readPort(root, device string, port int) nic.PortInfo {
 	}
 	rate, _, _ := strings.Cut(line(dir, "rate"), " ") // "100 Gb/sec (4X EDR)"
 	p.Gbps, _ = strconv.ParseFloat(rate, 64)
-	p.GIDs = readGIDs(dir)
+	p.GIDs = readGIDs(root, dir, used)
 	for _, g := range p.GIDs {
 		if p.Netdev == "" {
 			p.Netdev = g.Netdev
 		}
 	}
-	if p.Netdev == "" && p.LinkLayer == nic.Ethernet {
-		p.Netdev = line(filepath.Join(dir, "gid_attrs", "ndevs"), "0")
-	}
 	return p
 }
 
 // readGIDs gives the entries in use: the others are zero, or have a prefix only, and no type.
-func readGIDs(dir string) []nic.GIDInfo {
-	entries, err := os.ReadDir(filepath.Join(dir, "gids"))
-	if err != nil {
-		return nil
-	}
+func readGIDs(root, dir string, used map[int]nic.GIDType) []nic.GIDInfo {
 	var all []nic.GIDInfo
-	for _, e := range entries {
-		i, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		raw, err := hex.DecodeString(strings.ReplaceAll(line(dir, "gids/"+e.Name()), ":", ""))
-		if err != nil || len(raw) != 16 || allZero(raw[8:]) {
-			continue
-		}
-		g := nic.GIDInfo{Index: i, GID: [16]byte(raw), Netdev: line(dir, "gid_attrs/ndevs/"+e.Name())}
-		switch line(dir, "gid_attrs/types/"+e.Name()) {
-		case "RoCE v2":
-			g.Type = nic.RoCEv2
-		case "IB/RoCE v1":
-			g.Type = nic.RoCEv1
-			if line(dir, "link_layer") != "Ethernet" {
-				g.Type = nic.GIDInfiniBand
+	if used != nil {
+		for i, kind := range used {
+			if gid, ok := readGID(dir, i); ok {
+				all = append(all, nic.GIDInfo{Index: i, GID: gid, Type: kind})
 			}
-		default:
-			continue
 		}
-		all = append(all, g)
+	} else {
+		entries, _ := os.ReadDir(filepath.Join(dir, "gids"))
+		for _, e := range entries {
+			i, err := strconv.Atoi(e.Name())
+			if err != nil {
+				continue
+			}
+			gid, ok := readGID(dir, i)
+			if !ok {
+				continue
+			}
+			if kind := gidType(line(dir, "gid_attrs/types/"+e.Name()), line(dir, "link_layer")); kind != 0 {
+				all = append(all, nic.GIDInfo{Index: i, GID: gid, Type: kind})
+			}
+		}
 	}
 	slices.SortFunc(all, func(a, b nic.GIDInfo) int { return a.Index - b.Index })
+	for i := range all {
+		// An interface of another network namespace has a name too, and means nothing here.
+		netdev := line(dir, "gid_attrs/ndevs/"+strconv.Itoa(all[i].Index))
+		if _, err := os.Stat(filepath.Join(root, "net", netdev)); netdev != "" && err == nil {
+			all[i].Netdev = netdev
+		}
+	}
 	return all
+}
+
+func readGID(dir string, index int) (gid [16]byte, ok bool) {
+	raw, err := hex.DecodeString(strings.ReplaceAll(line(dir, "gids/"+strconv.Itoa(index)), ":", ""))
+	if err != nil || len(raw) != 16 || allZero(raw[8:]) {
+		return gid, false
+	}
+	return [16]byte(raw), true
+}
+
+// gidType reads the type of an entry. One word is for two types, which the link tells apart.
+func gidType(word, link string) nic.GIDType {
+	switch {
+	case word == "RoCE v2":
+		return nic.RoCEv2
+	case word == "IB/RoCE v1" && link == "Ethernet":
+		return nic.RoCEv1
+	case word == "IB/RoCE v1":
+		return nic.GIDInfiniBand
+	}
+	return 0
 }
 
 // uverbs finds the character device through which a device is used: "uverbs0", or "" where the kernel has none for it.

@@ -46,6 +46,11 @@ func TestListDevices(t *testing.T) {
 		port + "gid_attrs/types/3":   "RoCE v2",
 		port + "gid_attrs/ndevs/3":   "eth3.5",
 		port + "gids/4":              "no address",
+		port + "gids/5":              "0000:0000:0000:0000:0000:ffff:0a07:0002",
+		port + "gid_attrs/types/5":   "RoCE v2",
+		port + "gid_attrs/ndevs/5":   "elsewhere",
+		"net/eth3/mtu":               "1500",
+		"net/eth3.5/mtu":             "1500",
 
 		"infiniband/ib0/ports/1/link_layer":        "InfiniBand",
 		"infiniband/ib0/ports/1/state":             "2: INIT",
@@ -64,22 +69,25 @@ func TestListDevices(t *testing.T) {
 
 	assert.Equal(t, "ib0", ib.Name)
 	assert.Equal(t, -1, ib.NUMA)
-	assert.Equal(t, []nic.PortInfo{{Port: 1, LinkLayer: nic.InfiniBand, State: "INIT", LID: 0x1f, Gbps: 2.5, GIDs: []nic.GIDInfo{
-		{Index: 0, GID: [16]byte{0xfe, 0x80, 9: 2, 10: 0xc9, 11: 3, 15: 0x11}, Type: nic.GIDInfiniBand}}}}, ib.Ports)
+	assert.Equal(t, []nic.PortInfo{{Port: 1, LinkLayer: nic.InfiniBand, State: "INIT", LID: 0x1f, Gbps: 2.5}}, ib.Ports)
+	assert.Equal(t, []nic.GIDInfo{{Index: 0, GID: [16]byte{0xfe, 0x80, 9: 2, 10: 0xc9, 11: 3, 15: 0x11}, Type: nic.GIDInfiniBand}}, readPort(root, "ib0", 1, nil).GIDs)
 
 	assert.Equal(t, "mlx5_0", mlx.Name)
 	assert.Equal(t, 1, mlx.NUMA)
 	assert.Equal(t, "0000:3b:00.0", mlx.Bus)
 	require.Len(t, mlx.Ports, 1)
-	p := mlx.Ports[0]
+	assert.Empty(t, mlx.Ports[0].GIDs, "an opened device is asked for them")
+	p := readPort(root, "mlx5_0", 1, nil)
 	assert.True(t, p.Active)
 	assert.Equal(t, 400.0, p.Gbps)
 	assert.Equal(t, "eth3", p.Netdev)
-	require.Len(t, p.GIDs, 2)
+	require.Len(t, p.GIDs, 3)
 	assert.Equal(t, nic.RoCEv1, p.GIDs[0].Type)
 	assert.Equal(t, nic.RoCEv2, p.GIDs[1].Type)
 	assert.Equal(t, "10.7.0.1", p.GIDs[1].Addr().String())
 	assert.Equal(t, "eth3.5", p.GIDs[1].Netdev)
+	assert.Empty(t, p.GIDs[2].Netdev, "another network namespace's")
+	assert.Equal(t, p.GIDs[1:2], readPort(root, "mlx5_0", 1, map[int]nic.GIDType{3: nic.RoCEv2, 10: nic.RoCEv2}).GIDs)
 }
 
 func TestRooms(t *testing.T) {

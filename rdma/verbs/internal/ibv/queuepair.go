@@ -63,7 +63,7 @@ func (d *device) NewQP(c nic.QPConfig) (nic.QP, error) {
 		index, err := d.takeRoom(i, n)
 		if err != nil {
 			if i == 1 {
-				d.giveRoom(0, q.queues[0], c.MaxSend)
+				d.giveRoom(0, q.queues[0], q.entries()[0])
 			}
 			return nil, err
 		}
@@ -87,8 +87,11 @@ func (d *device) NewQP(c nic.QPConfig) (nic.QP, error) {
 	return q, nil
 }
 
-// entries is how much may complete at a time: everything that is queued when the queue pair fails, signaled or not.
-func (q *queuePair) entries() [2]int { return [2]int{q.config.MaxSend, q.config.MaxRecv} }
+// entries is how much may complete at a time: everything that is queued when the queue pair fails, signaled or not, beside what
+// completed and was not polled. (Some devices, SoftRoCE too, let go of a request's place before its completion was polled.)
+func (q *queuePair) entries() [2]int {
+	return [2]int{q.config.MaxSend + q.config.MaxSignaled, q.config.MaxRecv}
+}
 
 func (d *device) takeRoom(kind, n int) (int, error) {
 	d.polling.Lock() // the queues are added to

@@ -4,6 +4,8 @@
 
 #include "abi.h"
 
+#include <sys/types.h>
+
 // The library's functions, found by name: its static inline ones go through a context's ops instead.
 struct kv_lib {
 	void *handle;
@@ -16,6 +18,7 @@ struct kv_lib {
 	void (*ack_async_event)(struct v_async_event *e);
 	int (*query_device)(struct v_context *c, struct v_device_attr *a);
 	int (*query_port)(struct v_context *c, uint8_t port, struct v_port_attr *a);
+	ssize_t (*query_gid_table)(struct v_context *c, struct v_gid_entry *e, size_t max, uint32_t flags, size_t entry_size); // may be NULL
 	struct v_pd *(*alloc_pd)(struct v_context *c);
 	int (*dealloc_pd)(struct v_pd *pd);
 	struct v_mr *(*reg_mr)(struct v_pd *pd, void *addr, size_t length, int access);
@@ -94,6 +97,9 @@ int kv_open(struct kv_lib *lib, const char *name, struct kv_dev **out, const cha
 int kv_close(struct kv_dev *d, const char **step);
 int kv_query_device(struct kv_dev *d, struct v_device_attr *a);
 int kv_query_port(struct kv_dev *d, uint8_t port, struct v_port_attr *a);
+
+// kv_gids gives the number of entries in use, of all ports, at most max; or the negative errno.
+int kv_gids(struct kv_dev *d, struct v_gid_entry *e, int max);
 
 int kv_add_cq(struct kv_dev *d, int cqe, int recv, int *index, int *room);
 int kv_reg_mr(struct kv_dev *d, void *addr, size_t length, unsigned int access, struct v_mr **out);

@@ -67,6 +67,7 @@ struct kv_lib *kv_load(const char *path, char *why, size_t size)
 		{&l->ack_async_event, "ibv_ack_async_event", "IBVERBS_1.1", 0},
 		{&l->query_device, "ibv_query_device", "IBVERBS_1.1", 0},
 		{&l->query_port, "ibv_query_port", "IBVERBS_1.1", 0},
+		{&l->query_gid_table, "_ibv_query_gid_table", "IBVERBS_1.11", 1},
 		{&l->alloc_pd, "ibv_alloc_pd", "IBVERBS_1.1", 0},
 		{&l->dealloc_pd, "ibv_dealloc_pd", "IBVERBS_1.1", 0},
 		{&l->reg_mr, "ibv_reg_mr", "IBVERBS_1.1", 0},
@@ -195,6 +196,15 @@ int kv_query_port(struct kv_dev *d, uint8_t port, struct v_port_attr *a)
 	// The function of that name fills what version 1.1 knew; link_layer is in it.
 	memset(a, 0, sizeof *a);
 	return failed(d->lib->query_port(d->ctx, port, a));
+}
+
+int kv_gids(struct kv_dev *d, struct v_gid_entry *e, int max)
+{
+	if (!d->lib->query_gid_table)
+		return -EOPNOTSUPP;
+	errno = 0;
+	ssize_t n = d->lib->query_gid_table(d->ctx, e, (size_t)max, 0, sizeof *e);
+	return (int)n;
 }
 
 int kv_add_cq(struct kv_dev *d, int cqe, int recv, int *index, int *room)
