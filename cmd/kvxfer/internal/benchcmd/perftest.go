@@ -45,7 +45,7 @@ func (p *perftest) missing(ops []string) string {
 
 // bandwidth gives the bytes a second of count operations of size bytes over so many queue pairs.
 func (p *perftest) bandwidth(ctx context.Context, op string, size, count, pairs int) (float64, error) {
-	row, err := p.run(ctx, bandwidthTool(op), size, "-n", strconv.Itoa(max(5, count/pairs)), "-q", strconv.Itoa(pairs), "-N")
+	row, err := p.run(ctx, bandwidthTool(op), size, "-n", strconv.Itoa(max(5, count/pairs)), "-q", strconv.Itoa(pairs))
 	if err != nil {
 		return 0, err
 	}
