@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -26,7 +28,7 @@ def gone(pid: int) -> None:
         time.sleep(0.05)
 
 
-def test_ends_with_its_host(machines: None) -> None:
+def test_ends_with_its_host(machines: None, tmp_path: Path) -> None:
     """A machine whose owner is killed is gone soon after, also in mid-boot."""
     script = (
         "import sys, time\n"
@@ -36,7 +38,8 @@ def test_ends_with_its_host(machines: None) -> None:
         "print(v.pid, flush=True)\n"
         "time.sleep(600)\n"
     )
-    owner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    env = {**os.environ, "TMPDIR": str(tmp_path)}  # what it cannot remove any more
+    owner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=env)
     try:
         assert owner.stdout is not None
         qemu = int(owner.stdout.readline())
@@ -46,6 +49,7 @@ def test_ends_with_its_host(machines: None) -> None:
         if owner.stdout:
             owner.stdout.close()
     gone(qemu)
+    shutil.rmtree(tmp_path)
 
 
 def test_powers_off_when_its_host_hangs_up(machines: None) -> None:
