@@ -45,22 +45,36 @@ func (p *perftest) missing(ops []string) string {
 
 // bandwidth gives the bytes a second of count operations of size bytes over so many queue pairs.
 func (p *perftest) bandwidth(ctx context.Context, op string, size, count, pairs int) (float64, error) {
-	row, err := p.run(ctx, bandwidthTool(op), size, "-n", strconv.Itoa(max(5, count/pairs)), "-q", strconv.Itoa(pairs))
-	if err != nil {
-		return 0, err
-	}
-	const mib = 1 << 20
-	v, err := column(row, 3) // #bytes #iterations peak average rate
+	const mib, average = 1 << 20, 3 // of #bytes #iterations peak average rate
+	v, err := p.measure(ctx, bandwidthTool(op), size, average, "-n", strconv.Itoa(max(5, count/pairs)), "-q", strconv.Itoa(pairs))
 	return v * mib, err
 }
 
 // latency gives the median of half a round trip in microseconds.
 func (p *perftest) latency(ctx context.Context, size, count int) (float64, error) {
-	row, err := p.run(ctx, latencyTool, size, "-n", strconv.Itoa(max(5, count)))
-	if err != nil {
-		return 0, err
+	const typical = 4 // of #bytes #iterations min max typical ...
+	return p.measure(ctx, latencyTool, size, typical, "-n", strconv.Itoa(max(5, count)))
+}
+
+// zeroTries is how often a tool is run that prints 0. It does so where it could not find out how fast the processor's counter is, which
+// it does anew in each run, and fails to on a busy machine.
+const zeroTries = 5
+
+// measure runs a tool until it has measured something, and gives a column of its result.
+func (p *perftest) measure(ctx context.Context, tool string, size, at int, args ...string) (float64, error) {
+	for try := 1; ; try++ {
+		row, err := p.run(ctx, tool, size, args...)
+		if err != nil {
+			return 0, err
+		}
+		v, err := column(row, at)
+		if err != nil || v > 0 {
+			return v, err
+		}
+		if try == zeroTries {
+			return 0, fmt.Errorf("%s printed the row %q %d times: it cannot measure time on this machine now", tool, row, try)
+		}
 	}
-	return column(row, 4) // #bytes #iterations min max typical ...
 }
 
 func column(row []string, i int) (float64, error) {
@@ -68,7 +82,7 @@ func column(row []string, i int) (float64, error) {
 		return 0, fmt.Errorf("perftest printed the row %q, of which column %d is wanted", row, i+1)
 	}
 	v, err := strconv.ParseFloat(row[i], 64)
-	if err != nil || v <= 0 {
+	if err != nil || !(v >= 0) {
 		return 0, fmt.Errorf("perftest printed the row %q, whose column %d is no speed or time", row, i+1)
 	}
 	return v, nil
