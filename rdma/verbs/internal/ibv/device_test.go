@@ -442,12 +442,43 @@ func TestDeviceResetDropsItsCompletions(t *testing.T) {
 	require.NoError(t, err)
 	assert.Zero(t, n)
 	_, err = p.a.Post([]nic.WR{m.write(1, true)}, m.first(8))
-	assert.Error(t, err, "a queue pair in RESET takes no request")
+	assert.ErrorIs(t, err, fault.ErrInvalidArgument, "a queue pair in RESET takes no request")
+	_, err = p.a.PostRecv([]uint64{1}, m.first(8))
+	assert.ErrorIs(t, err, fault.ErrInvalidArgument)
+	assert.ErrorIs(t, p.a.Invalidate(1, 1), fault.ErrInvalidArgument)
 	require.NoError(t, p.b.Reset())
 	connect(t, d, d, p)
 	post(t, p.a, m.first(8), m.write(200, true))
 	assert.Equal(t, nic.Completion{ID: 200, QPN: p.a.Num()}, next(t, d, 1)[0])
 	assert.ErrorIs(t, p.a.Connect(path(t, d, d), nic.Connection{Timeout: 14}), fault.ErrInvalidArgument, "it is connected")
+}
+
+// TestDeviceResetDropsWhatIsQueued: requests that no peer answered are not sent to the next one.
+func TestDeviceResetDropsWhatIsQueued(t *testing.T) {
+	d := open(t, names(t)[0])
+	m := register(t, d, 8192, remote)
+	p := pairOf(t, d, d, usual)
+	require.NoError(t, p.b.Reset())
+	m.src[0] = 0xee
+	for i := range uint64(10) {
+		w := m.write(i, true)
+		w.Remote += 4096
+		post(t, p.a, m.first(8), w)
+	}
+	_, err := p.a.PostRecv([]uint64{50}, []nic.SGE{{Addr: address(m.dst), Len: 64, LKey: m.dstR.LKey()}})
+	require.NoError(t, err)
+	require.NoError(t, p.a.Reset())
+	connect(t, d, d, p)
+	m.src[0] = 1
+	for i := range uint64(3) {
+		post(t, p.a, m.first(8), m.write(100+i, true))
+		assert.Equal(t, nic.Completion{ID: 100 + i, QPN: p.a.Num()}, next(t, d, 1)[0])
+	}
+	_, err = p.a.PostRecv([]uint64{60}, []nic.SGE{{Addr: address(m.dst), Len: 64, LKey: m.dstR.LKey()}})
+	require.NoError(t, err)
+	post(t, p.b, m.first(8), nic.WR{ID: 200, Op: nic.Send, Count: 1})
+	assert.Equal(t, nic.Completion{ID: 60, QPN: p.a.Num(), Bytes: 8, Recv: true}, next(t, d, 1)[0], "the former receive is gone")
+	assert.Zero(t, m.dst[4096])
 }
 
 // TestDeviceFlushFits: everything queued flushes, also what is not signaled, and completion queues hold it.
