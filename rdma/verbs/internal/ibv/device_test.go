@@ -32,6 +32,16 @@ func open(t testing.TB, name string) *device {
 	return d.(*device)
 }
 
+// two opens both devices, or one that is both.
+func two(t testing.TB) (a, b *device) {
+	list := names(t)
+	a = open(t, list[0])
+	if len(list) == 1 {
+		return a, a
+	}
+	return a, open(t, list[1])
+}
+
 // memory maps n bytes, which the Go runtime neither moves nor reuses.
 func memory(t testing.TB, n int) []byte {
 	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANONYMOUS|unix.MAP_SHARED)
@@ -177,12 +187,7 @@ func TestDeviceOpen(t *testing.T) {
 }
 
 func TestDeviceWriteReadSend(t *testing.T) {
-	list := names(t)
-	da := open(t, list[0])
-	db := da
-	if len(list) > 1 {
-		db = open(t, list[1])
-	}
+	da, db := two(t)
 	seed := testseed.Seed(t)
 	m, at := register(t, da, 64<<10, remote), register(t, db, 64<<10, remote|nic.Relaxed)
 	p := pairOf(t, da, db, usual)
@@ -304,27 +309,23 @@ func TestDeviceFullQueue(t *testing.T) {
 
 // TestDeviceReceiveAfterBytes: what was written before a SEND is there when its receive completes.
 func TestDeviceReceiveAfterBytes(t *testing.T) {
-	d := open(t, names(t)[0])
+	da, db := two(t)
 	seed := testseed.Seed(t)
-	m := register(t, d, 128<<10, remote)
-	p := pairOf(t, d, d, usual)
-	note := register(t, d, 4096, nic.LocalWrite)
+	m, at := register(t, da, 128<<10, remote), register(t, db, 128<<10, remote)
+	p := pairOf(t, da, db, usual)
+	note, noteAt := register(t, da, 4096, nic.LocalWrite), register(t, db, 4096, nic.LocalWrite)
 	for round := range uint64(8) {
 		fill(m.src, seed+round)
 		binary.LittleEndian.PutUint64(note.src, round)
-		_, err := p.b.PostRecv([]uint64{100 + round}, []nic.SGE{{Addr: address(note.dst), Len: 64, LKey: note.dstR.LKey()}})
+		_, err := p.b.PostRecv([]uint64{100 + round}, []nic.SGE{{Addr: address(noteAt.dst), Len: 64, LKey: noteAt.dstR.LKey()}})
 		require.NoError(t, err)
 		sges := append(m.whole(), nic.SGE{Addr: address(note.src), Len: 8, LKey: note.srcR.LKey()})
-		post(t, p.a, sges, m.write(1, false), nic.WR{ID: 2, Op: nic.Send, First: 1, Count: 1, Signaled: true})
-		for recv := false; !recv; {
-			c := next(t, d, 1)[0]
-			require.Equal(t, nic.Success, c.Status)
-			if recv = c.Recv; recv {
-				require.True(t, bytes.Equal(m.src, m.dst))
-				require.Equal(t, round, binary.LittleEndian.Uint64(note.dst))
-				require.EqualValues(t, 8, c.Bytes)
-				require.Equal(t, 100+round, c.ID)
-			}
+		post(t, p.a, sges, at.write(1, false), nic.WR{ID: 2, Op: nic.Send, First: 1, Count: 1, Signaled: da != db})
+		require.Equal(t, nic.Completion{ID: 100 + round, QPN: p.b.Num(), Bytes: 8, Recv: true}, next(t, db, 1)[0])
+		require.True(t, bytes.Equal(m.src, at.dst))
+		require.Equal(t, round, binary.LittleEndian.Uint64(noteAt.dst))
+		if da != db {
+			require.Equal(t, nic.Completion{ID: 2, QPN: p.a.Num()}, next(t, da, 1)[0])
 		}
 	}
 }
@@ -512,8 +513,8 @@ func TestDeviceFlushFits(t *testing.T) {
 
 // TestDeviceDestroyUnderPosts: posting, receiving, polling, resetting and destroying at the same time.
 func TestDeviceDestroyUnderPosts(t *testing.T) {
-	d := open(t, names(t)[0])
-	m := register(t, d, 4096, remote)
+	d, db := two(t)
+	m, at := register(t, d, 4096, remote), register(t, db, 4096, remote)
 	var stop atomic.Bool
 	polled := make(chan error, 1)
 	go func() {
@@ -531,14 +532,14 @@ func TestDeviceDestroyUnderPosts(t *testing.T) {
 		var err error
 		p.a, err = d.NewQP(usual)
 		require.NoError(t, err)
-		p.b, err = d.NewQP(usual)
+		p.b, err = db.NewQP(usual)
 		require.NoError(t, err)
-		connect(t, d, d, p)
+		connect(t, d, db, p)
 		ended := make(chan error, 2)
 		var posted atomic.Int64
 		go func() {
 			for {
-				n, err := p.a.Post([]nic.WR{m.write(1, true), m.write(2, false), m.write(3, true)}, m.first(8))
+				n, err := p.a.Post([]nic.WR{at.write(1, true), at.write(2, false), at.write(3, true)}, m.first(8))
 				posted.Add(int64(n))
 				if err != nil && fault.CodeOf(err) != fault.ResourceExhausted && fault.CodeOf(err) != fault.InvalidArgument {
 					ended <- err
