@@ -153,9 +153,10 @@ func fill(b []byte, seed uint64) {
 }
 
 func TestDeviceOpen(t *testing.T) {
+	list := names(t)
 	all, err := New().Devices()
 	require.NoError(t, err)
-	for _, name := range names(t) {
+	for _, name := range list {
 		d := open(t, name)
 		a := d.Attr()
 		t.Logf("%s: %+v", name, a)
