@@ -35,6 +35,11 @@ func putRecord(b []byte, gen uint32, n int) int {
 	return recordHeader + n*recordEntry
 }
 
+// recordSize is the length of a record that putRecord made.
+func recordSize(b []byte) int {
+	return recordHeader + int(binary.LittleEndian.Uint32(b[4:]))*recordEntry
+}
+
 func putEntry(b []byte, k int, e *entry) {
 	le := binary.LittleEndian
 	b = b[recordHeader+k*recordEntry:]
