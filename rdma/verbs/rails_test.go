@@ -2,6 +2,7 @@ package verbs
 
 import (
 	"bytes"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -85,7 +86,10 @@ func TestTargetThatIsStopped(t *testing.T) {
 	pattern(p.src, 1)
 
 	p.tgt.mu.Lock() // its poller and its reader stand still
+	goOn := sync.OnceFunc(p.tgt.mu.Unlock)
+	defer goOn()
 	at := uint64(0)
+	var all []rdma.Op
 	for id := uint64(1); id < ops; id++ {
 		// Many pieces that touch nowhere, so that operations go on from one batch to the next.
 		var rs []rdma.Range
@@ -93,8 +97,9 @@ func TestTargetThatIsStopped(t *testing.T) {
 			rs = append(rs, rdma.Range{Local: at % size, Remote: at % size, Len: 8})
 			at += 16
 		}
-		p.post(t, p.write(key, id, rs...))
+		all = append(all, p.write(key, id, rs...))
 	}
+	p.post(t, all...)
 	eventually(t, "the credits are used up", func() bool {
 		p.ini.mu.Lock()
 		defer p.ini.mu.Unlock()
@@ -103,7 +108,7 @@ func TestTargetThatIsStopped(t *testing.T) {
 		require.LessOrEqual(t, l.sent-l.sendsDone, uint64(recvDepth))
 		return l.sent-l.taken == l.receives && l.done == l.posted
 	})
-	p.tgt.mu.Unlock()
+	goOn()
 	seen := map[uint64]bool{}
 	for range ops - 1 {
 		e := p.next(t, p.a, rdma.EventCompletion)
