@@ -216,10 +216,7 @@ func FuzzRecord(f *testing.F) {
 			putEntry(back, k, &es[k])
 		}
 		back = back[:putRecord(back, gen, len(es))]
-		again, err := parseRecord(nil, back, gen)
-		require.NoError(t, err)
-		require.Equal(t, es, again)
-		require.Len(t, b, len(back))
+		require.Equal(t, b, back)
 	})
 }
 
