@@ -316,13 +316,17 @@ func TestAPeerThatDoesNotReadLosesItsSession(t *testing.T) {
 	s := newSide(here)
 	lost := make(chan error, 1)
 	s.start(func(message) error { return nil }, func(err error) { lost <- err })
-	big := &keysMsg{keys: make([]windowKey, maxKeys)}
-	for range 2 * maxQueued / (12 * maxKeys) {
+	big := &recordsMsg{}
+	for range recvDepth {
+		big.records = append(big.records, make([]byte, recordLen))
+	}
+	size := len(framed(big))
+	for range 2 * maxQueued / size {
 		s.send(big)
 	}
 	requireCode(t, fault.PeerLost, <-lost)
 	s.mu.Lock()
-	require.LessOrEqual(t, len(s.out.b), maxQueued+2*12*maxKeys)
+	require.LessOrEqual(t, len(s.out.b), maxQueued+2*size)
 	s.mu.Unlock()
 	s.close()
 	s.wait()
