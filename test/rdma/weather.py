@@ -1,0 +1,71 @@
+"""What happens to packets between two machines: netem on what carries payload, and on nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+ROCE_PORT = 4791
+
+
+class Shell(Protocol):
+    """A machine that runs commands."""
+
+    def run(self, argv: str, /) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Sky:
+    """A kind of weather. Times in ms, shares in per cent of packets."""
+
+    delay: int = 0
+    jitter: int = 0
+    loss: float = 0
+    duplicate: float = 0
+    reorder: float = 0
+
+    def netem(self) -> str:
+        """Netem's own words. What is reordered goes at once, past all that is delayed."""
+        words = f"delay {self.delay}ms {self.jitter}ms" if self.delay else ""
+        for name in ("loss", "duplicate", "reorder"):
+            if share := getattr(self, name):
+                words += f" {name} {share}%"
+        return f"{words} limit 100000"
+
+
+class Weather:
+    """The weather on what a machine sends through some interfaces: UDP or TCP packets from or to a port."""
+
+    def __init__(self, machine: Shell | None, interfaces: list[str], protocol: str, port: int) -> None:
+        self._machine, self._interfaces = machine, interfaces
+        self.sky = Sky()
+        if machine is None:
+            return
+        number = {"udp": 17, "tcp": 6}[protocol]
+        for dev in interfaces:
+            words = [f"tc qdisc replace dev {dev} root handle 1: prio", self._netem("add", dev)]
+            for side in ("dport", "sport"):
+                words.append(
+                    f"tc filter add dev {dev} parent 1: protocol ip u32 match ip protocol {number} 0xff"
+                    f" match ip {side} {port} 0xffff flowid 1:3"
+                )
+            machine.run(" && ".join(words))
+
+    def _netem(self, what: str, dev: str) -> str:
+        return f"tc qdisc {what} dev {dev} parent 1:3 handle 30: netem {self.sky.netem()}"
+
+    def change(self, sky: Sky) -> None:
+        """Another sky; packets that are under way keep theirs."""
+        self.sky = sky
+        if self._machine is not None:
+            self._machine.run(" && ".join(self._netem("change", dev) for dev in self._interfaces))
+
+    @property
+    def delay(self) -> float:
+        """Milliseconds that a packet usually takes."""
+        return self.sky.delay
+
+    @property
+    def longest(self) -> float:
+        """Milliseconds after which no packet is under way."""
+        return self.sky.delay + 2 * self.sky.jitter
