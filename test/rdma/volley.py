@@ -21,7 +21,7 @@ from latewriter import MS, LateWriter
 from serving import Daemon
 from weather import Weather
 
-SIZE = 16
+SIZE = 32
 """Transfers of a volley whose memory is taken back."""
 BESIDE = 2
 """Transfers that nothing of this may touch."""
@@ -66,7 +66,7 @@ class LateBytesError(AssertionError):
 class Stage:
     """A source's and an owner's daemon, their clients, and the weather between them.
 
-    ``cut(links, down)`` takes links down, or up again: all of them, or one.
+    ``cut(everything, down)`` takes all links down, or one rail; or up again.
     """
 
     def __init__(
@@ -76,9 +76,10 @@ class Stage:
         weather: Weather,
         rng: random.Random,
         cut: Callable[[bool, bool], None] | None = None,
+        rails: int = 1,
     ) -> None:
         self.far, self.near = source, owner
-        self.weather, self.rng, self.cut = weather, rng, cut
+        self.weather, self.rng, self.cut, self.rails = weather, rng, cut, rails
         self.source = source.client("source", "--units", str(2 * UNITS))
         self.owner = owner.client("owner", "--units", str(UNITS))
         self.source.ready()
@@ -116,7 +117,7 @@ class Stage:
         if rng.random() < 0.6:
             self.owner.ask("begun", {"ids": [v["id"] for v in taken], "ms": int(self.weather.longest) + 1000})
         else:
-            time.sleep(rng.uniform(0, 0.05))
+            time.sleep(rng.uniform(0, 3 * self.weather.delay / 1000))
         self._begin(event, killed)
         acts = self._take(taken, source, event)
         if event == "stop own":
@@ -130,6 +131,8 @@ class Stage:
         for client in (c for c in (self.source, self.owner) if event in ("crash", "crash own")):
             client.ask("reconnect", {"ms": MS})
         if killed is None:
+            # A pull that ended before it came to the source has left its offer behind.
+            self.source.ask("revoke", {"ids": [v["id"] for v in taken if v["kind"] == "pull"]})
             self.source.ask("wait", {"ids": [v["id"] for v in victims], "ms": MS})
         ends += self.owner.ask("wait", {"ids": [v["id"] for v in beside], "ms": MS})
         for client in (self.owner, self.source):
@@ -159,8 +162,12 @@ class Stage:
             units = [free[area].pop() for _ in range(TAKEN)]
             self._last[area].update(units)
             start = [offered if kind == "pull" else pushed][0]
-            # A lease that no transfer has bound when its source is gone ends by its time alone.
-            ttl = self._short() if way == "ttl" else 4000 if event in ("kill", "crash") else MS
+            ttl = MS
+            if way == "ttl":
+                ttl = self._short()
+            elif way == "cancel" or event in ("kill", "crash"):
+                # A lease that no transfer has bound when its source ends hears nothing of that.
+                ttl = 1000 + 4 * int(self.weather.delay)
             self.ids += 1
             out.append({
                 "id": self.ids, "kind": kind, "way": way, "units": units, "ttl": ttl, "mark": mark,

@@ -16,13 +16,15 @@ class Shell(Protocol):
 
 @dataclass(frozen=True)
 class Sky:
-    """A kind of weather. Times in ms, shares in per cent of packets."""
+    """A kind of weather. Times in ms, shares in per cent of packets, the rate in Mbit/s (0: none), which draws
+    apart what was sent at once."""
 
     delay: int = 0
     jitter: int = 0
     loss: float = 0
     duplicate: float = 0
     reorder: float = 0
+    rate: int = 0
 
     def netem(self) -> str:
         """Netem's own words. What is reordered goes at once, past all that is delayed."""
@@ -30,11 +32,13 @@ class Sky:
         for name in ("loss", "duplicate", "reorder"):
             if share := getattr(self, name):
                 words += f" {name} {share}%"
+        if self.rate:
+            words += f" rate {self.rate}mbit"
         return f"{words} limit 100000"
 
 
 class Weather:
-    """The weather on what a machine sends through some interfaces: UDP or TCP packets from or to a port."""
+    """The weather on what a machine sends through some interfaces: UDP or TCP packets to or from a port."""
 
     def __init__(self, machine: Shell | None, interfaces: list[str], protocol: str, port: int) -> None:
         self._machine, self._interfaces = machine, interfaces
@@ -43,16 +47,21 @@ class Weather:
             return
         number = {"udp": 17, "tcp": 6}[protocol]
         for dev in interfaces:
-            words = [f"tc qdisc replace dev {dev} root handle 1: prio", self._netem("add", dev)]
-            for side in ("dport", "sport"):
-                words.append(
-                    f"tc filter add dev {dev} parent 1: protocol ip u32 match ip protocol {number} 0xff"
-                    f" match ip {side} {port} 0xffff flowid 1:3"
-                )
+            # A band of their own: by default what asks for cheap transport shares the last one.
+            words = [
+                f"tc qdisc replace dev {dev} root handle 1: prio bands 4 priomap 1 2 2 2 1 2 0 0 1 1 1 1 1 1 1 1",
+                self._netem("add", dev),
+            ]
+            for at, side in enumerate(("dport", "sport")):
+                for family, match in (("ip", "ip"), ("ipv6", "ip6")):
+                    words.append(
+                        f"tc filter add dev {dev} parent 1: prio {10 * at + len(match)} protocol {family} u32"
+                        f" match {match} protocol {number} 0xff match {match} {side} {port} 0xffff flowid 1:4"
+                    )
             machine.run(" && ".join(words))
 
     def _netem(self, what: str, dev: str) -> str:
-        return f"tc qdisc {what} dev {dev} parent 1:3 handle 30: netem {self.sky.netem()}"
+        return f"tc qdisc {what} dev {dev} parent 1:4 handle 40: netem {self.sky.netem()}"
 
     def change(self, sky: Sky) -> None:
         """Another sky; packets that are under way keep theirs."""
