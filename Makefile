@@ -18,7 +18,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # Tests wait for conditions, not for times; this only ends a run that hangs.
 GOTEST := $(GO) test -race -timeout 10m
 
-.PHONY: all build demo test lint test-go test-python test-integration explore fuzz bench late-writes late-writes-nixl trace-cost generate clean
+.PHONY: all build demo test lint test-go test-python test-integration test-rdma explore fuzz bench late-writes late-writes-nixl trace-cost generate clean
 
 all: build
 
@@ -79,6 +79,7 @@ demo: build $(VENV)/.demo ## a real model, prefilled on one node and decoded on 
 test: lint ## everything that CI checks
 	$(MAKE) --no-print-directory -j2 test-go test-python
 	$(MAKE) --no-print-directory test-integration
+	$(MAKE) --no-print-directory test-rdma
 
 lint: $(VENV)/.test
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); exit 1; }
@@ -87,6 +88,7 @@ lint: $(VENV)/.test
 	cd sdk/python && $(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m mypy
 	cd examples/disagg && $(PY) -m ruff check . && $(PY) -m ruff format --check . && MYPYPATH=$(SDK) $(PY) -m mypy
 	cd test/integration && $(PY) -m ruff check . && $(PY) -m ruff format --check . && MYPYPATH=$(SDK) $(PY) -m mypy
+	cd test/rdma && $(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m mypy
 
 # The explorer has no goroutine for the race detector to watch, which makes it ten times slower: it goes farther without.
 # Several packages mostly wait for time-outs of their own, so more run at a time than there are cores. The explorer is one
@@ -106,6 +108,12 @@ test-python: $(VENV)/.test
 # These tests wait for daemons more than they compute, and share nothing with each other: three at a time keep two cores busy.
 test-integration: $(VENV)/.test build bin/kvxfer-race bin/kvxfer-nofence bin/kvxfer-next bin/nats-server bin/certmaker bin/otlpsink $(BUILD)/prometheus/usr/bin/promtool
 	cd test/integration && PYTHONPATH=$(SDK) $(PY) -m pytest -q -n 3 --dist worksteal $(PYTEST)
+
+# SoftRoCE in virtual machines without KVM, which fetch Debian's kernel once; test/rdma/README.md. RDMA_DEVICE=mlx5_0,mlx5_1
+# runs on this host's own devices what needs no virtual machine. ROUNDS=n: late-write rounds, more than CI has time for.
+test-rdma: $(VENV)/.test
+	@mkdir -p $(BUILD)/rdma
+	cd test/rdma && KVXFER_ROUNDS=$(if $(filter command,$(origin ROUNDS)),$(ROUNDS)) KVXFER_RDMA_DEVICES=$(RDMA_DEVICE) PYTHONPATH=$(SDK) $(PY) -m pytest -q $(PYTEST)
 
 FUZZTIME ?= 20s
 fuzz: ## every fuzz target for FUZZTIME
