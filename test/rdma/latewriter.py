@@ -8,30 +8,13 @@ import signal
 import threading
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+from vm import VM
 
 PATIENCE = 60.0
 """Seconds after which a wait counts as failed; milliseconds of it are what the programs get."""
 MS = int(PATIENCE * 1000)
-
-
-class Process(Protocol):
-    """What a machine's command is to its caller."""
-
-    def kill(self, sig: int = signal.SIGKILL) -> None: ...
-    def input(self, data: bytes) -> None: ...
-    def output(self) -> str: ...
-    @property
-    def running(self) -> bool: ...
-
-
-class Machine(Protocol):
-    """Where daemons and clients run: a virtual machine, see vm.py."""
-
-    role: str
-
-    def start(self, argv: list[str] | str, *, log: Path | None = None, stdin: bool = False) -> Process: ...
-    def get(self, path: str) -> bytes: ...
 
 
 class LateWriterError(AssertionError):
@@ -39,9 +22,9 @@ class LateWriterError(AssertionError):
 
 
 class LateWriter:
-    """One client in a machine. Requests may be made from several threads, and wait for their answers only when asked to."""
+    """One client in a machine. Any thread may make requests; who wants the answer waits for it."""
 
-    def __init__(self, machine: Machine, name: str, log: Path, role: str, *args: str) -> None:
+    def __init__(self, machine: VM, name: str, log: Path, role: str, *args: str) -> None:
         self.name, self.log = f"{machine.role}: {name}", log
         self.late: list[dict[str, Any]] = []
         self._ids = itertools.count(1)

@@ -9,13 +9,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from latewriter import PATIENCE, LateWriter, Machine, Process
+from latewriter import PATIENCE, LateWriter
+from vm import VM, GuestError, Process
 
 PEER_PORT = 7420
 
 
 class Daemon:
-    """A daemon that can be killed, stopped and started again. Its registry is its own: tickets carry addresses.
+    """A daemon that is killed, stopped and started again. Its registry is its own: tickets carry addresses.
 
     Attributes:
         socket: for clients, a path in the machine.
@@ -23,14 +24,14 @@ class Daemon:
     """
 
     def __init__(
-        self, machine: Machine, name: str, address: str, logs: Path, *args: str, binary: str = "kvxfer"
+        self, machine: VM, name: str, address: str, logs: Path, *args: str, binary: str = "kvxfer"
     ) -> None:
         self.machine, self.name, self.logs = machine, name, logs
         self.state = f"/tmp/{name}.state"
         self.socket = f"/tmp/{name}.sock"
         self.argv = [
-            binary, "serve", "--node", name, "--state-dir", self.state, "--socket", self.socket, "--http", "off",
-            "--listen", f"{address}:{PEER_PORT}", "--insecure-peers", *args,
+            binary, "serve", "--node", name, "--state-dir", self.state, "--socket", self.socket,
+            "--http", "off", "--listen", f"{address}:{PEER_PORT}", "--insecure-peers", *args,
         ]  # fmt: skip
         self.process: Process | None = None
         self.pid = 0
@@ -45,7 +46,9 @@ class Daemon:
         last, self.pid, self.process = self.pid, 0, process
         while True:
             assert process.running, f"{self.name} did not start:\n{process.output()}"
-            with contextlib.suppress(Exception):  # the file is not there yet, or the last daemon's
+            with contextlib.suppress(
+                GuestError, json.JSONDecodeError
+            ):  # the file is not there yet, or the last daemon's
                 info: dict[str, Any] = json.loads(self.machine.get(f"{self.state}/node.json"))
                 if info["pid"] != last:
                     self.pid = info["pid"]
@@ -77,4 +80,6 @@ class Daemon:
 
     def said(self) -> str:
         """What it has logged, of all its lives."""
-        return "".join(p.read_text(errors="replace") for p in sorted(self.logs.glob(f"{self.name}-[0-9]*.log")))
+        return "".join(
+            p.read_text(errors="replace") for p in sorted(self.logs.glob(f"{self.name}-[0-9]*.log"))
+        )

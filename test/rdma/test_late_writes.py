@@ -1,8 +1,8 @@
 """The promise, watched between two machines: memory that its owner took back is never written again.
 
-Two daemons in two virtual machines, whose payload is delayed, lost, doubled and reordered on the way. KVXFER_ROUNDS is
-the number of transfers whose memory is taken back, over all providers together. KVXFER_SEED repeats a run's choices,
-though not its timing. volley.py has the ways.
+Two daemons in two virtual machines, whose payload is delayed, lost, doubled and reordered on the way.
+KVXFER_ROUNDS is the number of transfers whose memory is taken back, over all providers together. KVXFER_SEED
+repeats a run's choices, though not its timing. volley.py has the ways.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from volley import EVENTS, SIZE, Stage
 from weather import ROCE_PORT, Sky, Weather
 
 PROVIDERS = ["tcp"]
-ROUNDS = int(os.environ.get("KVXFER_ROUNDS", 400))
+ROUNDS = int(os.environ.get("KVXFER_ROUNDS") or 400)
 LOGS = kernel.BUILD / "logs"
 
 SKIES = (
@@ -57,7 +57,9 @@ def build(name: str, package: str, *args: str, cgo: bool = True) -> Path:
     """A binary of the machines."""
     out = kernel.BUILD / "bin" / name
     env = {**os.environ, "CGO_ENABLED": "1" if cgo else "0"}
-    subprocess.run(["go", "build", "-trimpath", *args, "-o", out, package], cwd=kernel.ROOT, env=env, check=True)
+    subprocess.run(
+        ["go", "build", "-trimpath", *args, "-o", out, package], cwd=kernel.ROOT, env=env, check=True
+    )
     return out
 
 
@@ -105,7 +107,9 @@ def stage(pair: Pair, rng: random.Random, request: pytest.FixtureRequest) -> Ite
             word = "down" if down else "up"
             pair.b.run("; ".join(f"ip link set {dev} {word}" for dev in links[everything]))
 
-        made = Stage(*started, Weather(pair.a, devices, protocol, port), rng, cut, rails=len(devices))
+        made = Stage(
+            started[0], started[1], Weather(pair.a, devices, protocol, port), rng, cut, rails=len(devices)
+        )
         clients.extend((made.source, made.owner))
         return made
 

@@ -1,10 +1,9 @@
-"""Transfers between two machines whose memory is taken back in their middle, several at a time, under whatever happens
-meanwhile.
+"""Transfers between two machines whose memory is taken back in their middle, whatever happens meanwhile.
 
-A *volley* leases the memory of some transfers, starts them at once, and then everybody's memory is taken back: each in a *way* of its
-own, while an *event* may disturb all. The owner marks every byte as soon as it is told that the memory is its own, and looks
-at all of it until long after. Each transfer counts as a round. What is written by one volley is not leased by the next, so that
-packets of the one are looked for while the next one runs.
+A *volley* leases the memory of some transfers, starts them at once, and then everybody's memory is taken back:
+each in a *way* of its own, while an *event* may disturb all. The owner marks every byte as soon as it is told
+that the memory is its own, and looks at all of it until long after. Each transfer counts as a round. What is
+written by one volley is not leased by the next, so that packets of the one are looked for while the next runs.
 """
 
 from __future__ import annotations
@@ -39,7 +38,11 @@ WAYS = {
 }
 """How the memory is taken back. Of a pull that is the reader's; "source ..." means the source's blocks."""
 KINDS = ("push", "push", "push", "raw", "pull")
-ALONE = {"push": ("ttl", "revoke", "evict", "renew, revoke"), "raw": ("ttl", "revoke"), "pull": ("ttl", "cancel")}
+ALONE = {
+    "push": ("ttl", "revoke", "evict", "renew, revoke"),
+    "raw": ("ttl", "revoke"),
+    "pull": ("ttl", "cancel"),
+}
 """What needs no word of the source's node."""
 EVENTS = {
     "stop": "the source's daemon stands still, and goes on when the owner has its memory",
@@ -107,7 +110,9 @@ class Stage:
         rng = self.rng
         if ways is None:
             ways = WAYS if event in ("", "rail", "stop own") else ALONE
-        killed = self.far.client("source", "--units", str(2 * UNITS), name="killed") if event == "kill" else None
+        killed = (
+            self.far.client("source", "--units", str(2 * UNITS), name="killed") if event == "kill" else None
+        )
         mark = MARKS + self.volleys % 127
         victims = self._choose(ways, event, mark)
         beside = [v for v in victims if v["way"] == "keep"]
@@ -249,7 +254,12 @@ class Stage:
     def _killed_owner(self) -> None:
         """An owner is killed in the middle of two transfers, and another process watches its memory."""
         holder = LateWriter(
-            self.near.machine, "memory", self.near.logs / f"memory-{self.volleys}.jsonl", "memory", "--units", str(DOOMED)
+            self.near.machine,
+            "memory",
+            self.near.logs / f"memory-{self.volleys}.jsonl",
+            "memory",
+            "--units",
+            str(DOOMED),
         )
         owner = self.near.client(
             "owner", "--units", str(DOOMED), "--memory", holder.ready().ask("where"), name="dying"
@@ -259,8 +269,8 @@ class Stage:
         for i in range(2):
             self.ids += 1
             victims.append({
-                "id": self.ids, "kind": "push", "way": "kill own", "units": units[i * TAKEN : (i + 1) * TAKEN], "ttl": MS,
-                "from": self.rng.sample(range(UNITS), TAKEN),
+                "id": self.ids, "kind": "push", "way": "kill own", "ttl": MS,
+                "units": units[i * TAKEN : (i + 1) * TAKEN], "from": self.rng.sample(range(UNITS), TAKEN),
             })  # fmt: skip
         tickets = owner.ready().ask("open", victims)
         holder.ask("give", {"units": units})
@@ -268,7 +278,8 @@ class Stage:
         holder.ask("begun", {"units": units, "ttl": int(self.rng.uniform(0, 2 * self.weather.delay + 100))})
         owner.kill()
         end = holder.ask(
-            "let go", {"id": 0, "units": units, "pid": self.near.pid, "ms": MS, "mark": MARKS, "way": "push: kill own"}
+            "let go",
+            {"id": 0, "units": units, "pid": self.near.pid, "ms": MS, "mark": MARKS, "way": "push: kill own"},
         )
         self.source.ask("wait", {"ids": [v["id"] for v in victims], "ms": MS})
         holder.ask("look", {"ms": int(self.weather.longest)})

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+
+from vm import VM
 
 ROCE_PORT = 4791
 
 
-class Shell(Protocol):
-    """A machine that runs commands."""
-
-    def run(self, argv: str, /) -> Any: ...
-
-
 @dataclass(frozen=True)
 class Sky:
-    """A kind of weather. Times in ms, shares in per cent of packets, the rate in Mbit/s (0: none), which draws
-    apart what was sent at once."""
+    """A kind of weather. Times in ms, shares in per cent of packets. The rate, Mbit/s (0: none), draws apart
+    what was sent at once.
+    """
 
     delay: int = 0
     jitter: int = 0
@@ -40,16 +36,15 @@ class Sky:
 class Weather:
     """The weather on what a machine sends through some interfaces: UDP or TCP packets to or from a port."""
 
-    def __init__(self, machine: Shell | None, interfaces: list[str], protocol: str, port: int) -> None:
+    def __init__(self, machine: VM, interfaces: list[str], protocol: str, port: int) -> None:
         self._machine, self._interfaces = machine, interfaces
         self.sky = Sky()
-        if machine is None:
-            return
         number = {"udp": 17, "tcp": 6}[protocol]
         for dev in interfaces:
             # A band of their own: by default what asks for cheap transport shares the last one.
             words = [
-                f"tc qdisc replace dev {dev} root handle 1: prio bands 4 priomap 1 2 2 2 1 2 0 0 1 1 1 1 1 1 1 1",
+                f"tc qdisc replace dev {dev} root handle 1: prio bands 4"
+                " priomap 1 2 2 2 1 2 0 0 1 1 1 1 1 1 1 1",
                 self._netem("add", dev),
             ]
             for at, side in enumerate(("dport", "sport")):
@@ -66,8 +61,7 @@ class Weather:
     def change(self, sky: Sky) -> None:
         """Another sky; packets that are under way keep theirs."""
         self.sky = sky
-        if self._machine is not None:
-            self._machine.run(" && ".join(self._netem("change", dev) for dev in self._interfaces))
+        self._machine.run(" && ".join(self._netem("change", dev) for dev in self._interfaces))
 
     @property
     def delay(self) -> float:
