@@ -26,11 +26,11 @@ from volley import EVENTS, SIZE, Stage
 from weather import ROCE_PORT, Sky, Weather
 
 PROVIDERS = ["tcp"]
-ROUNDS = int(os.environ.get("KVXFER_ROUNDS") or 400)
+ROUNDS = int(os.environ.get("KVXFER_ROUNDS") or 640)
 LOGS = kernel.BUILD / "logs"
 
 SKIES = (
-    Sky(delay=300, rate=40),
+    Sky(delay=300, rate=20),
     Sky(delay=400, jitter=100),
     Sky(delay=300, jitter=20, loss=1, rate=40),
     Sky(delay=300, jitter=50, duplicate=5, reorder=5),
@@ -43,9 +43,10 @@ OFTEN = {"stop": 12, "stop own": 8, "cut": 8, "rail": 8}
 RARE = ("kill", "crash", "crash own", "kill own")
 """At least one of each, and three of each in a thousand rounds."""
 
-# The control: ways in which nothing but the fence stands between the bytes that are under way and the memory.
+# The control: ways in which nothing but the fence stands between the bytes that are under way and the memory. A
+# cancellation comes from the source, over tcp behind the bytes.
 GATED = {
-    "tcp": {"push": ("revoke", "evict", "ttl", "cancel"), "raw": ("revoke", "ttl")},
+    "tcp": {"push": ("revoke", "evict", "ttl"), "raw": ("revoke", "ttl")},
     "verbs": {"push": ("revoke", "evict", "ttl"), "raw": ("revoke", "ttl")},
 }
 CONTROL_VOLLEYS = 40

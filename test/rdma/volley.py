@@ -135,10 +135,14 @@ class Stage:
         self._undo(event, [*started, *acts])
         for client in (c for c in (self.source, self.owner) if event in ("crash", "crash own")):
             client.ask("reconnect", {"ms": MS})
+        lost = [v["id"] for v in beside]
         if killed is None:
             # A pull that ended before it came to the source has left its offer behind.
             self.source.ask("revoke", {"ids": [v["id"] for v in taken if v["kind"] == "pull"]})
-            self.source.ask("wait", {"ids": [v["id"] for v in victims], "ms": MS})
+            gone = self.source.ask("wait", {"ids": [v["id"] for v in victims], "ms": MS})
+            lost = [e["id"] for e in gone if e["id"] in lost and e["end"] != "good"]
+        if event not in HARMLESS:  # nobody comes for them any more
+            self.owner.ask("take", [{"id": number} for number in lost])
         ends += self.owner.ask("wait", {"ids": [v["id"] for v in beside], "ms": MS})
         for client in (self.owner, self.source):
             client.ask("idle", {"ms": MS})

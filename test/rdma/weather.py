@@ -39,12 +39,12 @@ class Weather:
     def __init__(self, machine: VM, interfaces: list[str], protocol: str, port: int) -> None:
         self._machine, self._interfaces = machine, interfaces
         self.sky = Sky()
+        self.clear()
         number = {"udp": 17, "tcp": 6}[protocol]
         for dev in interfaces:
             # A band of their own: by default what asks for cheap transport shares the last one.
             words = [
-                f"tc qdisc replace dev {dev} root handle 1: prio bands 4"
-                " priomap 1 2 2 2 1 2 0 0 1 1 1 1 1 1 1 1",
+                f"tc qdisc add dev {dev} root handle 1: prio bands 4 priomap 1 2 2 2 1 2 0 0 1 1 1 1 1 1 1 1",
                 self._netem("add", dev),
             ]
             for at, side in enumerate(("dport", "sport")):
@@ -62,6 +62,10 @@ class Weather:
         """Another sky; packets that are under way keep theirs."""
         self.sky = sky
         self._machine.run(" && ".join(self._netem("change", dev) for dev in self._interfaces))
+
+    def clear(self) -> None:
+        """No weather any more; what is under way is lost."""
+        self._machine.run("; ".join(f"tc qdisc del dev {dev} root" for dev in self._interfaces), check=False)
 
     @property
     def delay(self) -> float:

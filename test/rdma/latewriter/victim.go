@@ -115,7 +115,7 @@ func (v *victim) takeBack() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	switch {
-	case v.Way == "revoke" && v.revoke != nil:
+	case (v.Way == "revoke" || v.Way == "keep") && v.revoke != nil: // what was to be kept may have lost its source
 		return v.revoke(ctx)
 	case v.Way == "evict" && v.evict != nil:
 		return v.evict(ctx)
