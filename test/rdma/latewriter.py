@@ -15,6 +15,8 @@ from vm import VM
 PATIENCE = 60.0
 """Seconds after which a wait counts as failed; milliseconds of it are what the programs get."""
 MS = int(PATIENCE * 1000)
+STDERR = "/tmp/latewriter.err"
+"""What all clients of a machine say that is no answer, a file in the machine."""
 
 
 class LateWriterError(AssertionError):
@@ -34,7 +36,7 @@ class LateWriter:
         self._ended = threading.Event()
         words = " ".join(f"'{w}'" for w in ("latewriter", role, *args))
         # Two streams in one log would cut each other's lines.
-        self.process = machine.start(f"exec {words} 2>>/tmp/latewriter.err", log=log, stdin=True)
+        self.process = machine.start(f"exec {words} 2>>{STDERR}", log=log, stdin=True)
         self._reader = threading.Thread(target=self._read, name=self.name, daemon=True)
         self._reader.start()
 

@@ -20,7 +20,7 @@ import pytest
 import kernel
 import network
 from conftest import Pair
-from latewriter import LateWriter
+from latewriter import STDERR, LateWriter
 from serving import PEER_PORT, Daemon
 from volley import EVENTS, SIZE, Stage
 from weather import ROCE_PORT, Sky, Weather
@@ -43,8 +43,8 @@ OFTEN = {"stop": 12, "stop own": 8, "cut": 8, "rail": 8}
 RARE = ("kill", "crash", "crash own", "kill own")
 """At least one of each, and three of each in a thousand rounds."""
 
-# The control: ways in which nothing but the fence stands between the bytes that are under way and the memory. A
-# cancellation comes from the source, over tcp behind the bytes.
+# The control: ways in which nothing but the fence stands between the bytes that are under way and the memory.
+# A cancellation comes from the source, over tcp behind the bytes.
 GATED = {
     "tcp": {"push": ("revoke", "evict", "ttl"), "raw": ("revoke", "ttl")},
     "verbs": {"push": ("revoke", "evict", "ttl"), "raw": ("revoke", "ttl")},
@@ -84,7 +84,7 @@ def rng() -> random.Random:
 
 @pytest.fixture
 def stage(pair: Pair, rng: random.Random, request: pytest.FixtureRequest) -> Iterator[StartStage]:
-    """Make a stage: ``stage(provider)``. What its daemons and clients say is kept where a test fails."""
+    """Make a stage: ``stage(provider)``. What its daemons and clients say is kept until the next run."""
     logs = LOGS / request.node.name
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
@@ -94,7 +94,7 @@ def stage(pair: Pair, rng: random.Random, request: pytest.FixtureRequest) -> Ite
     def start(provider: str, binary: str = "kvxfer") -> Stage:
         # Control messages of verbs go over a link of their own, in fair weather; tcp has but one port.
         devices = ["eth0"] if provider == "tcp" else ["eth0", "eth1"]
-        links = {True: [r.netdev for r in network.ends("b")], False: ["eth1"]}
+        links = {True: [r.netdev for r in network.ends("b")], False: ["eth1"]}  # everything, or a rail
         link = 0 if provider == "tcp" else 2
         port, protocol = (PEER_PORT, "tcp") if provider == "tcp" else (ROCE_PORT, "udp")
         pair.a.run("rm -rf /tmp/source.* /tmp/owner.*")
@@ -119,9 +119,10 @@ def stage(pair: Pair, rng: random.Random, request: pytest.FixtureRequest) -> Ite
         client.close()
     for daemon in started:
         daemon.kill()
-    pair.a.run("for d in eth0 eth1; do tc qdisc del dev $d root 2>/dev/null; done; true")
-    if not getattr(request.node, "failed", True):
-        shutil.rmtree(logs)
+    for machine in pair:
+        said = machine.run(f"cat {STDERR}; rm -f {STDERR}", check=False).out
+        (logs / f"clients-{machine.role}.log").write_text(said)
+    pair.a.run("for d in eth0 eth1; do tc qdisc del dev $d root; done", check=False)
 
 
 def plan(rng: random.Random, volleys: int, rails: int) -> list[str]:

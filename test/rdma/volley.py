@@ -1,9 +1,10 @@
 """Transfers between two machines whose memory is taken back in their middle, whatever happens meanwhile.
 
-A *volley* leases the memory of some transfers, starts them at once, and then everybody's memory is taken back:
-each in a *way* of its own, while an *event* may disturb all. The owner marks every byte as soon as it is told
-that the memory is its own, and looks at all of it until long after. Each transfer counts as a round. What is
-written by one volley is not leased by the next, so that packets of the one are looked for while the next runs.
+A *volley* leases the memory of some transfers, starts them at once, and then everybody's memory is taken
+back: each in a *way* of its own, while an *event* may disturb all. The owner marks every byte as soon as it is
+told that the memory is its own, and looks at all of it until long after. Each transfer counts as a round. What
+is written by one volley is not leased by the next, so that packets of the one are looked for while the next
+runs.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"sync"
@@ -157,9 +158,7 @@ func (o *owner) read(args json.RawMessage) (any, error) {
 		v := newVictim(list[i])
 		v.area = o.blocks
 		v.give()
-		ctx, cancel := context.WithTimeout(context.Background(), time.Duration(v.TTL)*time.Millisecond)
-		defer cancel()
-		p, err := o.cache.Read(ctx, v.Units, v.Ticket)
+		p, err := o.pull(v)
 		if err != nil {
 			return err
 		}
@@ -167,6 +166,26 @@ func (o *owner) read(args json.RawMessage) (any, error) {
 		o.add(v)
 		return nil
 	})
+}
+
+// pull reads in the time that v has, or in more where the own daemon needs more for its answer alone: then the first attempt is
+// cancelled when the answer comes, and its blocks are busy until that.
+func (o *owner) pull(v *victim) (*kvxfer.Pull, error) {
+	for limit, end := time.Duration(v.TTL)*time.Millisecond, time.Now().Add(time.Minute); ; {
+		ctx, cancel := context.WithTimeout(context.Background(), limit)
+		p, err := o.cache.Read(ctx, v.Units, v.Ticket)
+		cancel()
+		switch {
+		case err == nil || time.Now().After(end):
+			return p, err
+		case errors.Is(err, kvxfer.ErrDeadlineExceeded):
+			limit *= 2
+		case errors.Is(err, kvxfer.ErrBlocksBusy):
+			time.Sleep(10 * time.Millisecond)
+		default:
+			return nil, err
+		}
+	}
 }
 
 func (o *owner) add(v *victim) {
