@@ -1,10 +1,10 @@
 """Transfers between two machines whose memory is taken back in their middle, whatever happens meanwhile.
 
 A *volley* leases the memory of some transfers, starts them at once, and then everybody's memory is taken
-back: each in a *way* of its own, while an *event* may disturb all. The owner marks every byte as soon as it is
-told that the memory is its own, and looks at all of it until long after. Each transfer counts as a round. What
-is written by one volley is not leased by the next, so that packets of the one are looked for while the next
-runs.
+back: each in a *way* of its own, while an *event* may disturb all. The owner marks every byte as soon as it
+is told that the memory is its own, and looks at all of it until long after. Each transfer counts as a round.
+What is written by one volley is not leased by the next, so that packets of the one are looked for while the
+next runs.
 """
 
 from __future__ import annotations
@@ -71,6 +71,10 @@ class Stage:
     """A source's and an owner's daemon, their clients, and the weather between them.
 
     ``cut(everything, down)`` takes all links down, or one rail; or up again.
+
+    Attributes:
+        in_the_middle: rounds in which a part of the bytes had arrived when the owner was told.
+        under_way: rounds in which the source had written when it ended, and not all had arrived then.
     """
 
     def __init__(
@@ -92,6 +96,7 @@ class Stage:
         self.volleys = 0
         self.rounds = 0
         self.in_the_middle = 0
+        self.under_way = 0
         self.seen: Counter[str] = Counter()
         self.providers: Counter[str] = Counter()
         self.late: Counter[str] = Counter()
@@ -120,8 +125,9 @@ class Stage:
         taken = [v for v in victims if v["way"] != "keep"]
         source = killed.ready() if killed else self.source
         started = self._start(victims, source)
-        if rng.random() < 0.6:
-            self.owner.ask("begun", {"ids": [v["id"] for v in taken], "ms": int(self.weather.longest) + 1000})
+        if rng.random() < 0.7:
+            one = rng.choice(taken)
+            self.owner.ask("begun", {"ids": [one["id"]], "ms": int(2 * self.weather.longest) + 1000})
         else:
             time.sleep(rng.uniform(0, 3 * self.weather.delay / 1000))
         self._begin(event, killed)
@@ -136,18 +142,19 @@ class Stage:
         self._undo(event, [*started, *acts])
         for client in (c for c in (self.source, self.owner) if event in ("crash", "crash own")):
             client.ask("reconnect", {"ms": MS})
-        lost = [v["id"] for v in beside]
+        lost, posted = [v["id"] for v in beside], set()
         if killed is None:
             # A pull that ended before it came to the source has left its offer behind.
             self.source.ask("revoke", {"ids": [v["id"] for v in taken if v["kind"] == "pull"]})
             gone = self.source.ask("wait", {"ids": [v["id"] for v in victims], "ms": MS})
+            posted = {e["id"] for e in gone if e.get("may")}
             lost = [e["id"] for e in gone if e["id"] in lost and e["end"] != "good"]
         if event not in HARMLESS:  # nobody comes for them any more
             self.owner.ask("take", [{"id": number} for number in lost])
         ends += self.owner.ask("wait", {"ids": [v["id"] for v in beside], "ms": MS})
         for client in (self.owner, self.source):
             client.ask("idle", {"ms": MS})
-        self._judge(event, victims, ends)
+        self._judge(event, victims, ends, posted)
         self.volleys += 1
         self.rounds += len(taken)
 
@@ -214,7 +221,7 @@ class Stage:
         rng = self.rng
         if event in ("kill", "crash", "crash own"):
             return []  # that is what ends them
-        spread = self.weather.delay * rng.choice((0, 0, 1, 2))
+        spread = self.weather.delay * rng.choice((0, 0.3, 1, 2))
         acts = [
             {"id": v["id"], "after": int(rng.uniform(0, spread))}
             for v in rng.sample(taken, len(taken))
@@ -303,7 +310,7 @@ class Stage:
         self.owner.ask("look", {"ms": int(self.weather.longest) + 200})
         self._hear(self.owner.late)
 
-    def _judge(self, event: str, victims: list[Victim], ends: list[dict[str, Any]]) -> None:
+    def _judge(self, event: str, victims: list[Victim], ends: list[dict[str, Any]], posted: set[int]) -> None:
         named = {v["id"]: v for v in victims}
         for e in ends:
             v = named[e["id"]]
@@ -314,6 +321,7 @@ class Stage:
             else:
                 middle = e["end"] != "good" and e["some"] and not e["whole"]
                 self.in_the_middle += middle
+                self.under_way += e["end"] != "good" and not e["whole"] and e["id"] in posted
                 self.seen[f"{v['kind']}, {v['way']}: {e['end']}{', in the middle' if middle else ''}"] += 1
             if e.get("by"):
                 self.providers[e["by"]] += 1

@@ -231,7 +231,7 @@ func (s *source) wait(args json.RawMessage) (any, error) {
 		}
 		err = t.handle.Err()
 		if out[i] = (ending{ID: id, End: codeOf(err)}); err != nil {
-			out[i].Error = err.Error()
+			out[i].Error, out[i].May = err.Error(), mayHaveWritten(err)
 		}
 	}
 	s.mu.Lock()

@@ -77,6 +77,12 @@ func codeOf(err error) string {
 	return ""
 }
 
+// mayHaveWritten is what the SDK says of a transfer's bytes at the target.
+func mayHaveWritten(err error) bool {
+	var e *kvxfer.Error
+	return errors.As(err, &e) && e.MayHaveWritten
+}
+
 // into decodes arguments and refuses unknown ones.
 func into[T any](args json.RawMessage) (T, error) {
 	var v T

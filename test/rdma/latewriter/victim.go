@@ -40,6 +40,7 @@ type ending struct {
 	Wrong int    `json:"wrong,omitempty"` // bytes that are not the source's after a good end
 	MS    int64  `json:"ms"`              // from the lease to that moment
 	Error string `json:"error,omitempty"`
+	May   bool   `json:"may,omitempty"` // at the source: it may have written
 	By    string `json:"by,omitempty"` // provider, after a good end
 }
 
