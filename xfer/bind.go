@@ -63,6 +63,9 @@ func (e *Engine) checkBind(ls *linkState, b wire.Bind) (grant, error) {
 	if draining {
 		return nil, fault.New(fault.Draining, "bind", "node %s is draining", e.o.Node)
 	}
+	if err := p.region.unregistered("bind", p.name(), ls.provider); err != nil { // the source may come back over another
+		return nil, err
+	}
 	if err := p.fits(b); err != nil || p.mode != wire.ModeWrite || p.cache == nil {
 		return g, err
 	}

@@ -46,8 +46,9 @@ type PeerRef struct {
 	Epoch  string
 	Addr   string // the peer port that the ticket names; a registry's fresher word goes first
 	Tenant string
-	// Provider is the only one that may be used; "": the best that reaches the peer.
+	// Provider is the only one that may be used; "": the best that reaches the peer and is not one of Without.
 	Provider string
+	Without  []string
 }
 
 // Dialer finds or makes the link to a peer. It returns a live link, or PeerUnreachable, StaleEpoch or VersionMismatch

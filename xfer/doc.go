@@ -43,8 +43,10 @@
 //   - a ticket is bound once, and only with its secret: TestTicketIsBoundOnce; nothing crosses tenants: TestNothingCrossesTenants
 //   - no bytes move between caches that differ: TestMismatchMovesNothing
 //   - a transfer that names a provider uses no other: TestTransferOverANamedProvider
+//   - memory that a provider does not take is registered with the others, on either side its transfers go over those and say why:
+//     TestMemoryThatAProviderDoesNotTake, TestMemoryThatNoProviderTakes, TestTargetWithoutTheProvider, TestSourceGoesWithoutTheProvider
 //   - a probe tells each way by itself and compares the bytes: TestProbeGoesBothWays, TestProbeShowsWhatIsInTheWay,
-//     TestProbeThatGetsNoAnswer, TestProbeComparesBytes; what a peer can ask for by probes is bounded: TestProbesOfPeersAreBounded
+//     TestProbeThatGetsNoAnswer, TestProbeComparesBytes; it tells which ways a provider chose: TestProbeTellsOfWays; what a peer can ask for by probes is bounded: TestProbesOfPeersAreBounded
 //   - a pull commits what the source held throughout, or leaves its blocks FREE: TestPullOverTCP, TestReadLeaseEnds
 //   - a read lease has as many readers as it says: TestReadLeaseHasAsManyReadersAsItSays
 //   - a ticket permits what its owner granted, whatever its text says: TestTicketsSayWhatTheyPermit

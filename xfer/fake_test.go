@@ -1,6 +1,7 @@
 package xfer_test
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"sync"
@@ -221,6 +222,7 @@ type fakeLink struct {
 	target  *fakeTarget
 	once    sync.Once
 	down    atomic.Bool
+	over    string       // the provider's name; default: fake
 	peer    xfer.PeerRef // default: a node called peer
 
 	mu   sync.Mutex
@@ -233,7 +235,7 @@ func (l *fakeLink) Peer() xfer.PeerRef {
 	}
 	return xfer.PeerRef{Node: "peer", Epoch: "e", Tenant: "default"}
 }
-func (l *fakeLink) Provider() (name, reason string) { return "fake", "the only one" }
+func (l *fakeLink) Provider() (name, reason string) { return cmp.Or(l.over, "fake"), "the only one" }
 func (l *fakeLink) Session() rdma.SessionID         { return l.session }
 func (l *fakeLink) Initiator() rdma.Initiator {
 	if l.init == nil {

@@ -53,6 +53,7 @@ type network struct {
 	caches  map[string]netCache // by node, tenant and name
 	walls   map[string]bool     // "from to": no connection gets through
 	session atomic.Uint64
+	chooses atomic.Bool // initiators tell of ways
 	wg      sync.WaitGroup
 }
 
@@ -262,7 +263,7 @@ func newLink(nd *node, peer xfer.PeerRef, id rdma.SessionID) *link {
 func (l *link) Peer() xfer.PeerRef              { return l.peer }
 func (l *link) Provider() (name, reason string) { return "tcp", "the only one" }
 func (l *link) Session() rdma.SessionID         { return l.session }
-func (l *link) Initiator() rdma.Initiator       { return l.init }
+func (l *link) Initiator() rdma.Initiator       { return chooser(l) }
 func (l *link) Target() rdma.Target             { return l.target }
 
 func (l *link) closed() bool {

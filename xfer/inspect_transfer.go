@@ -99,7 +99,7 @@ func (p *transfer) rowLocked(k *look) wire.TransferRow {
 	}
 	row.BusyMs = ms(busy)
 	if p.ls != nil {
-		row.Provider, row.Reason = p.ls.link.Provider()
+		row.Provider, row.Reason = p.way()
 		row.Operations, row.Queued, row.Depth = p.ls.out.load(p)
 	}
 	if p.end != nil { // its end was told; what is left is that nothing touches the memory any more

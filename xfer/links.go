@@ -306,7 +306,7 @@ func (ls *linkState) bindAnswer(f wire.Frame) error {
 		if err := f.Decode(&w); err != nil {
 			return err
 		}
-		p.refused(fault.FromWire(&w))
+		p.bindRefused(ls, fault.FromWire(&w))
 		return nil
 	}
 	b, blocks, err := ls.readBound(f)

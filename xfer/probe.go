@@ -34,6 +34,7 @@ func (e *Engine) Probe(ctx context.Context, tenant string, r wire.Probe) (wire.P
 	}
 	info := wire.ProbeInfo{Node: ref.Node, Epoch: ref.Epoch, Addr: ref.Addr, Providers: providers}
 	info.Steps, err = e.probe(ctx, ref, &r)
+	info.Ways, info.Unused = e.ways(ref, r.Provider)
 	return info, err
 }
 

@@ -107,6 +107,38 @@ func TestProbeShowsWhatIsInTheWay(t *testing.T) {
 	n.nodes["b"].none()
 }
 
+// choosing is an initiator that has chosen ways.
+type choosing struct {
+	rdma.Initiator
+	peer string
+}
+
+func (c choosing) Ways() ([]rdma.Way, []string) {
+	return []rdma.Way{{Local: "x:1", Peer: c.peer + ":1", LocalAddr: "10.0.0.1", PeerAddr: "10.0.0.2", MTU: 1024, Shared: true, Why: "because"}}, []string{"x:2: DOWN"}
+}
+
+// chooser is the link's initiator, which has chosen ways where the test says so.
+func chooser(l *link) rdma.Initiator {
+	if l.init != nil && l.node.net.chooses.Load() {
+		return choosing{l.init, l.peer.Node}
+	}
+	return l.init
+}
+
+func TestProbeTellsOfWays(t *testing.T) {
+	n := newNetwork(t, "a", "b", "c")
+	q := wire.Probe{Provider: "tcp", Bytes: 100}
+	info := probe(t, n, q)
+	assert.Empty(t, info.Ways, "this provider chooses nothing")
+	assert.Empty(t, info.Unused)
+	n.chooses.Store(true)
+	info = probe(t, n, q)
+	assert.Equal(t, []wire.ProbeWay{{Local: "x:1", Peer: "b:1", LocalAddr: "10.0.0.1", PeerAddr: "10.0.0.2", MTU: 1024, Shared: true, Why: "because"}}, info.Ways)
+	assert.Equal(t, []string{"x:2: DOWN"}, info.Unused)
+	info = probe(t, n, wire.Probe{Provider: "shm", Bytes: 100})
+	assert.Empty(t, info.Ways, "of another provider")
+}
+
 func TestProbeRefusals(t *testing.T) {
 	n := newNetwork(t, "a", "b")
 	a := n.nodes["a"]

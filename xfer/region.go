@@ -2,7 +2,6 @@ package xfer
 
 import (
 	"context"
-	"errors"
 	"sync"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
@@ -17,11 +16,12 @@ type region struct {
 	client  *client
 	name    string
 	mapping Mapping
-	inner   map[string]rdma.Region // by provider
-	cache   *cache                 // under Engine.mu
-	stuck   bool                   // under Engine.mu: it is quarantined and its end was tried
-	spoilt  uint64                 // under usage.mu: bytes that a failed fence has made useless
-	usage                          // advertisements and transfers of raw memory
+	inner   map[string]rdma.Region  // by provider
+	refused map[string]*fault.Error // by provider: why it did not take the memory
+	cache   *cache                  // under Engine.mu
+	stuck   bool                    // under Engine.mu: it is quarantined and its end was tried
+	spoilt  uint64                  // under usage.mu: bytes that a failed fence has made useless
+	usage                           // advertisements and transfers of raw memory
 }
 
 func (r *region) use(op string) error { return r.usage.use(op, r.name) }
@@ -195,29 +195,12 @@ func (e *Engine) RegisterRegion(ctx context.Context, id ClientID, r wire.Registe
 	if !ok {
 		return wire.RegionInfo{}, fault.Invalid(op, "id", "%.40q, want 32 hex digits", r.ID)
 	}
-	reg := &region{key: key, name: r.Name, mapping: m, inner: map[string]rdma.Region{}}
+	reg := &region{key: key, name: r.Name, mapping: m, inner: map[string]rdma.Region{}, refused: map[string]*fault.Error{}}
 	if err := e.addRegion(ctx, op, id, reg, false); err != nil {
 		return wire.RegionInfo{}, err
 	}
-	var unsupported error
-	for _, p := range e.o.Providers {
-		in, err := p.Register(m.Memory())
-		if errors.Is(err, fault.ErrNotSupported) {
-			unsupported = err // of this kind of memory: its transfers go over the others
-			continue
-		}
-		if err != nil {
-			_ = reg.deregister(e) // nothing was granted on it yet
-			fe := fault.From(op, err)
-			fe.Region = r.Name
-			return wire.RegionInfo{}, fe
-		}
-		reg.inner[p.Name()] = in
-	}
-	if unsupported != nil && len(reg.inner) == 0 {
-		fe := fault.From(op, unsupported)
-		fe.Region, fe.Field = r.Name, "kind"
-		return wire.RegionInfo{}, fe
+	if err := reg.register(e); err != nil {
+		return wire.RegionInfo{}, err
 	}
 	// It is known only when it is whole: whoever ends the client meanwhile does not see it, so it is ended here.
 	if err := e.addRegion(ctx, op, id, reg, true); err != nil {

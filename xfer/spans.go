@@ -168,7 +168,7 @@ func (s *sendSpans) traceparent() string { return formatTraceparent(s.push.SpanC
 
 func (s *sendSpans) binding(p *transfer) {
 	if s.on {
-		s.provider, s.reason = p.ls.link.Provider()
+		s.provider, s.reason = p.way()
 		s.binds = time.Now()
 	}
 }

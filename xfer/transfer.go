@@ -35,7 +35,7 @@ type transfer struct {
 	transferID [16]byte
 	attempt    uint32
 	instance   string
-	provider   string  // the only one that may be used; "": any
+	provider   string  // the only one that may be used; "": any but those of without
 	region     *region // of the own memory
 	cache      *cache  // nil: raw memory
 	client     *client
@@ -66,6 +66,7 @@ type transfer struct {
 	moved   rdma.Instant      // when anything but time last moved it
 	end     *wire.TransferRow // how it ended, once that is told
 	spans   sendSpans
+	without []exclusion
 }
 
 // flightClock measures when bytes were in flight.
@@ -117,6 +118,9 @@ func (e *Engine) start(id ClientID, p *transfer, timeoutMillis int64, who wire.T
 	if err := p.checkProvider(); err != nil {
 		return wire.PushInfo{}, err
 	}
+	if p.provider == "" {
+		p.without = p.ownExclusions()
+	}
 	if who.TransferID != "" {
 		p.transferID, _ = parseHex16(who.TransferID)
 	}
@@ -162,7 +166,7 @@ func (e *Engine) start(id ClientID, p *transfer, timeoutMillis int64, who wire.T
 	p.traceID = info.TraceID
 	p.stops = append(p.stops, e.o.Clock.AfterFunc(p.deadline, p.tick))
 	ready()
-	e.wg.Go(func() { p.connect(dial) }) // before the lock is dropped: while the transfer runs, Close waits
+	e.wg.Go(func() { p.connect(dial, cancel) }) // before the lock is dropped: while the transfer runs, Close waits
 	info.Transfer, info.TransferID = p.id, hex16(p.transferID)
 	return info, nil
 }
@@ -180,7 +184,7 @@ func (p *transfer) checkProvider() error {
 		}
 	}
 	return &fault.Error{Code: fault.NotSupported, Op: p.op(), Region: p.name(), Field: "provider",
-		Detail: fmt.Sprintf("%.64q, allowed for this memory on this node: %q", p.provider, names)}
+		Detail: fmt.Sprintf("%.64q, allowed for this memory on this node: %q", p.provider, names) + p.whyRefused()}
 }
 
 func (p *transfer) opKind() rdma.OpKind {
@@ -198,12 +202,15 @@ func (p *transfer) handOver(layers uint32) {
 }
 
 // connect finds the link and sends BIND.
-func (p *transfer) connect(ctx context.Context) {
-	defer p.cancelDial()
+func (p *transfer) connect(ctx context.Context, cancel context.CancelFunc) {
+	defer cancel()
 	g := p.ticket
-	link, err := p.e.o.Dialer.Dial(ctx, p.peerRef())
+	p.mu.Lock()
+	ref := p.peerRef()
+	p.mu.Unlock()
+	link, err := p.e.o.Dialer.Dial(ctx, ref)
 	if err != nil {
-		p.refused(err)
+		p.refused(p.noLink(err))
 		return
 	}
 	ls := p.e.state(link)
@@ -236,10 +243,10 @@ func (p *transfer) connect(ctx context.Context) {
 	ls.sendFrame(wire.KindBind, p.id, b, nil)
 }
 
-// peerRef is whom the ticket names.
+// peerRef is whom the ticket names. The caller holds p.mu.
 func (p *transfer) peerRef() PeerRef {
 	g := &p.ticket
-	return PeerRef{Node: g.Node, Epoch: g.Epoch, Addr: g.Addr, Tenant: p.client.info.Tenant, Provider: p.provider}
+	return PeerRef{Node: g.Node, Epoch: g.Epoch, Addr: g.Addr, Tenant: p.client.info.Tenant, Provider: p.provider, Without: p.excluded()}
 }
 
 // ceilMillis rounds up, so that the target does not end the transfer before its source does.
@@ -427,7 +434,7 @@ func (p *transfer) result(f protocol.TransferEffect) {
 	ev := wire.TransferEvent{Transfer: p.id, TransferID: hex16(p.transferID), Peer: p.ticket.Node, Blocks: uint32(len(p.blocks)),
 		Bytes: p.bytes, Released: f.Released, BusyNanos: int64(p.flight.busy), Guarantee: p.region.guarantee()}
 	if p.ls != nil {
-		ev.Provider, ev.Reason = p.ls.link.Provider()
+		ev.Provider, ev.Reason = p.way()
 	}
 	if p.flight.first != 0 {
 		ev.FirstNanos, ev.LastNanos = int64(p.flight.first-p.begun), int64(p.flight.last-p.begun)

@@ -58,6 +58,9 @@ type Config struct {
 	LogFormat string // text or json
 
 	Providers []string // best first, at least one, without repetitions
+	// ProvidersNamed: the list was set, so what is in it is wanted, and one that cannot be used ends the start.
+	ProvidersNamed bool
+	RDMA           RDMA // of the provider verbs
 
 	NoEnvironment bool // made by New: the OTEL_* variables do not count either
 }
@@ -88,7 +91,8 @@ func (c *Config) LogValue() slog.Value {
 		slog.Int("max_regions", c.MaxRegions), slog.Int("max_leases", c.MaxLeases), slog.Int("max_transfers", c.MaxTransfers),
 		slog.Duration("drain_timeout", c.DrainTimeout), slog.Duration("heartbeat", c.Heartbeat),
 		slog.String("trace_file", c.TraceFile), slog.Int("trace_keep", c.TraceKeep), slog.String("log_level", c.LogLevel),
-		slog.String("log_format", c.LogFormat), slog.Any("providers", c.Providers), slog.Bool("no_environment", c.NoEnvironment))
+		slog.String("log_format", c.LogFormat), slog.Any("providers", c.Providers),
+		slog.Bool("providers_named", c.ProvidersNamed), slog.Any("rdma", c.RDMA), slog.Bool("no_environment", c.NoEnvironment))
 }
 
 // Load reads the configuration from the arguments behind `kvxfer serve`, the environment ("NAME=value", the last of a
@@ -142,12 +146,14 @@ func (l *loader) resolve(complete bool, sources ...values) (*Config, error) {
 	effective := values{}
 	for i := range settings {
 		s := &settings[i]
-		v, ok := first(s.name, sources...)
-		if !ok {
+		v, set := first(s.name, sources...)
+		if !set {
+			var ok bool
 			if v, ok = l.defaultOf(s); !ok {
 				continue
 			}
 		}
+		l.c.ProvidersNamed = l.c.ProvidersNamed || set && s.name == "providers"
 		effective[s.name] = v
 		if err := s.set(l, v.text); err != nil {
 			l.wrong(s, v, err)

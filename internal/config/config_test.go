@@ -95,7 +95,8 @@ func TestDefaults(t *testing.T) {
 	require.NoError(t, err)
 	want := Config{Node: "host-1", StateDir: "/home/u/.local/state/kvxfer", Socket: "/tmp/kvxfer-1000/kvxfer.sock",
 		Listen: "127.0.0.1:7420", Advertise: "127.0.0.1:7420", HTTP: "127.0.0.1:7421", Tenant: "default", Lanes: 4, MaxClients: 256, MaxRegions: 64, MaxLeases: 8192, MaxTransfers: 8192,
-		DrainTimeout: 10 * time.Second, Heartbeat: 2 * time.Second, TraceKeep: -1, LogLevel: "info", LogFormat: "text", Providers: []string{"shm", "tcp"}, RegistryReplicas: 1}
+		DrainTimeout: 10 * time.Second, Heartbeat: 2 * time.Second, TraceKeep: -1, LogLevel: "info", LogFormat: "text", Providers: []string{"shm", "verbs", "tcp"}, RegistryReplicas: 1,
+		RDMA: RDMA{PKey: 0xffff, Timeout: 16, Retries: 6, Lanes: 4}}
 	assert.Equal(t, want, *c)
 
 	c, err = load(nil, []string{"XDG_STATE_HOME=/x/state", "XDG_RUNTIME_DIR=/x/run"}, testHost(nil))
@@ -114,6 +115,18 @@ func TestDefaults(t *testing.T) {
 	require.Len(t, f, 1)
 	assert.Equal(t, "state-dir", f[0].Field)
 	assert.Contains(t, f[0].Detail, "no default: neither XDG_STATE_HOME nor HOME")
+}
+
+func TestNamedProviders(t *testing.T) {
+	named := func(args, env []string, file string) bool {
+		c, err := load(append([]string{"--config=/f"}, args...), append([]string{home}, env...), testHost(map[string]string{"/f": file}))
+		require.NoError(t, err)
+		return c.ProvidersNamed
+	}
+	assert.False(t, named([]string{"--rdma-devices=mlx5_0"}, []string{"KVXFER_PROVIDERS="}, "{}"))
+	assert.True(t, named([]string{"--providers=shm,verbs,tcp"}, nil, "{}"), "also where it is the default")
+	assert.True(t, named(nil, []string{"KVXFER_PROVIDERS=tcp"}, "{}"))
+	assert.True(t, named(nil, nil, `{"providers": ["tcp"]}`))
 }
 
 func second(_ *Config, err error) error { return err }
@@ -173,7 +186,20 @@ var samples = map[string]struct {
 	"trace-keep":    {func(c *Config) any { return c.TraceKeep }, [4]string{"0", "1048576", "1", "8192"}, [4]any{0, 1048576, 1, 8192}},
 	"log-level":     {func(c *Config) any { return c.LogLevel }, [4]string{"debug", "warn", "error", "debug"}, [4]any{"debug", "warn", "error", "debug"}},
 	"log-format":    {func(c *Config) any { return c.LogFormat }, [4]string{"json", "json", "json", "json"}, [4]any{"json", "json", "json", "json"}},
-	"providers":     {func(c *Config) any { return c.Providers }, [4]string{"tcp", " shm", "tcp ,shm", "shm,tcp"}, [4]any{[]string{"tcp"}, []string{"shm"}, []string{"tcp", "shm"}, []string{"shm", "tcp"}}},
+	"providers":     {func(c *Config) any { return c.Providers }, [4]string{"tcp", " shm", "tcp ,shm", "verbs,tcp"}, [4]any{[]string{"tcp"}, []string{"shm"}, []string{"tcp", "shm"}, []string{"verbs", "tcp"}}},
+
+	"rdma-devices": {func(c *Config) any { return c.RDMA.Devices }, [4]string{"mlx5_0", "mlx5_*,rxe?:1", "a.b-c:255", "mlx5_[0-3]:1"},
+		[4]any{[]string{"mlx5_0"}, []string{"mlx5_*", "rxe?:1"}, []string{"a.b-c:255"}, []string{"mlx5_[0-3]:1"}}},
+	"rdma-exclude":          {func(c *Config) any { return c.RDMA.Exclude }, [4]string{"mlx5_0", "a, b:2", "c", "d"}, [4]any{[]string{"mlx5_0"}, []string{"a", "b:2"}, []string{"c"}, []string{"d"}}},
+	"rdma-gid":              {func(c *Config) any { return c.RDMA.GID }, [4]string{"10.0.0.1", "fe80::1", "::ffff:10.0.0.2", "2001:db8::1"}, [4]any{"10.0.0.1", "fe80::1", "10.0.0.2", "2001:db8::1"}},
+	"rdma-traffic-class":    {func(c *Config) any { return c.RDMA.TrafficClass }, [4]string{"0", "255", "106", "1"}, [4]any{0, 255, 106, 1}},
+	"rdma-service-level":    {func(c *Config) any { return c.RDMA.ServiceLevel }, [4]string{"0", "15", "3", "1"}, [4]any{0, 15, 3, 1}},
+	"rdma-pkey":             {func(c *Config) any { return c.RDMA.PKey }, [4]string{"0x8001", "7fff", "0XFFFF", "1"}, [4]any{uint16(0x8001), uint16(0x7fff), uint16(0xffff), uint16(1)}},
+	"rdma-timeout":          {func(c *Config) any { return c.RDMA.Timeout }, [4]string{"1", "31", "14", "18"}, [4]any{1, 31, 14, 18}},
+	"rdma-retries":          {func(c *Config) any { return c.RDMA.Retries }, [4]string{"0", "6", "1", "5"}, [4]any{0, 6, 1, 5}},
+	"rdma-lanes":            {func(c *Config) any { return c.RDMA.Lanes }, [4]string{"1", "64", "2", "8"}, [4]any{1, 64, 2, 8}},
+	"rdma-windows":          {func(c *Config) any { return c.RDMA.NoWindows }, [4]string{"off", "auto", "off", "auto"}, [4]any{true, false, true, false}},
+	"rdma-relaxed-ordering": {func(c *Config) any { return c.RDMA.NoRelaxedOrdering }, [4]string{"off", "auto", "off", "auto"}, [4]any{true, false, true, false}},
 }
 
 // fileText writes one setting as the file has it.
@@ -216,7 +242,19 @@ var wrong = map[string][]string{
 	"trace-keep":     {"-1", "1048577", "all"},
 	"log-level":      {"", "INFO", "trace"},
 	"log-format":     {"", "xml"},
-	"providers":      {"", "verbs", "tcp,tcp", "tcp,", "shm,verbs"},
+	"providers":      {"", "rdma", "tcp,tcp", "tcp,", "shm,cuda"},
+
+	"rdma-devices":          {"a b", "a,", "a:0", "a:256", "a:01", "a:", ":1", "a/b", "[a", strings.Repeat("d", 65)},
+	"rdma-exclude":          {"mlx5_0;mlx5_1", "a:1:2"},
+	"rdma-gid":              {"fe80::1%eth0", "0.0.0.0", "::", "ff02::1", "eth0", "10.0.0.1:1", "host.example"},
+	"rdma-traffic-class":    {"", "-1", "256"},
+	"rdma-service-level":    {"", "-1", "16"},
+	"rdma-pkey":             {"", "0", "0x0000", "0x10000", "g", "-1", "0x"},
+	"rdma-timeout":          {"", "0", "32", "268ms"},
+	"rdma-retries":          {"", "-1", "7"},
+	"rdma-lanes":            {"", "0", "65"},
+	"rdma-windows":          {"", "on", "true", "AUTO"},
+	"rdma-relaxed-ordering": {"", "on", "1"},
 }
 
 // beside are variables without which the samples of a setting are not allowed.

@@ -30,6 +30,7 @@
 //   - a node that others reach has TLS, or was told that it needs none: TestPeersBeyondTheHost
 //   - the embedded registry asks others for credentials, or was told that it need not: TestRegistryBeyondTheHost
 //   - a password in a registry's URL is in no error and no log: TestNoSecretIsRepeated
+//   - a list of providers that was set is known from the default: TestNamedProviders
 //   - a program's configuration passes the same table, and no environment or file: TestNewChecksWhatAProgramGives,
 //     TestEverySettingHasAField
 //   - an accepted address is one that net.Dial understands and that parses to itself: FuzzAddress

@@ -60,6 +60,18 @@ var fields = map[string]func(c *Config) string{
 	"log-level":          func(c *Config) string { return c.LogLevel },
 	"log-format":         func(c *Config) string { return c.LogFormat },
 	"providers":          func(c *Config) string { return strings.Join(c.Providers, ",") },
+
+	"rdma-devices":          func(c *Config) string { return strings.Join(c.RDMA.Devices, ",") },
+	"rdma-exclude":          func(c *Config) string { return strings.Join(c.RDMA.Exclude, ",") },
+	"rdma-gid":              func(c *Config) string { return c.RDMA.GID },
+	"rdma-traffic-class":    func(c *Config) string { return numberText(c.RDMA.TrafficClass) },
+	"rdma-service-level":    func(c *Config) string { return numberText(c.RDMA.ServiceLevel) },
+	"rdma-pkey":             pkeyField,
+	"rdma-timeout":          func(c *Config) string { return numberText(c.RDMA.Timeout) },
+	"rdma-retries":          func(c *Config) string { return numberText(c.RDMA.Retries) },
+	"rdma-lanes":            func(c *Config) string { return numberText(c.RDMA.Lanes) },
+	"rdma-windows":          func(c *Config) string { return offText(c.RDMA.NoWindows) },
+	"rdma-relaxed-ordering": func(c *Config) string { return offText(c.RDMA.NoRelaxedOrdering) },
 }
 
 func httpText(c *Config) string {

@@ -34,7 +34,9 @@ func TestNewChecksWhatAProgramGives(t *testing.T) {
 		TLSCert: dir + "/c", TLSKey: dir + "/k", TLSCA: dir + "/a", TLSLanes: true, Tenant: "t", AllowTenants: []AllowedTenant{{Name: "a"}, {Name: "b", UIDs: []int{5, 6}}},
 		AllowUIDs: []int{3}, Lanes: 2, MaxClients: 3, MaxRegions: 4, MaxLeases: 5, MaxTransfers: 6, DrainTimeout: time.Minute, Heartbeat: time.Second,
 		TraceFile: dir + "/t", TraceKeep: 3, RegistryReplicas: 3, InsecureNATS: true,
-		Registry: natsaccess.Files{User: "u", Password: dir + "/p", CA: dir + "/na", Cert: dir + "/nc", Key: dir + "/nk"}, LogLevel: "warn", LogFormat: "json", Providers: []string{"tcp"}}
+		Registry: natsaccess.Files{User: "u", Password: dir + "/p", CA: dir + "/na", Cert: dir + "/nc", Key: dir + "/nk"}, LogLevel: "warn", LogFormat: "json", Providers: []string{"tcp"}, ProvidersNamed: true,
+		RDMA: RDMA{Devices: []string{"mlx5_*", "rxe0:1"}, Exclude: []string{"mlx5_3"}, GID: "10.0.0.1", TrafficClass: 106, ServiceLevel: 3, PKey: 0x8001, Timeout: 14, Retries: 1, Lanes: 2,
+			NoWindows: true, NoRelaxedOrdering: true}}
 	got, err = New(full)
 	require.NoError(t, err)
 	full.NoEnvironment = true
@@ -42,7 +44,7 @@ func TestNewChecksWhatAProgramGives(t *testing.T) {
 
 	for field, c := range map[string]Config{
 		"node": {Node: "a b"}, "lanes": {Lanes: -1}, "max-clients": {MaxClients: 1 << 20}, "heartbeat": {Heartbeat: time.Nanosecond}, "drain-timeout": {DrainTimeout: -1},
-		"providers": {Providers: []string{"verbs"}}, "listen": {Listen: "0.0.0.0:0", Advertise: "192.0.2.1:9"}, "allow-tenants": {AllowTenants: []AllowedTenant{{Name: "a:5"}}}, "allow-uid": {AllowUIDs: []int{-1}},
+		"providers": {Providers: []string{"rdma"}}, "rdma-retries": {RDMA: RDMA{Retries: 7}}, "rdma-gid": {RDMA: RDMA{GID: "eth0"}}, "listen": {Listen: "0.0.0.0:0", Advertise: "192.0.2.1:9"}, "allow-tenants": {AllowTenants: []AllowedTenant{{Name: "a:5"}}}, "allow-uid": {AllowUIDs: []int{-1}},
 		"tls-key": {TLSCert: dir + "/c"}, "nats": {NATS: "http://h"}, "nats-listen": {NATS: "nats://h", NATSListen: "127.0.0.1:0"},
 	} {
 		c.StateDir, c.Socket = dir, dir+"/s"

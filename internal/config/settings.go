@@ -26,8 +26,9 @@ const (
 	maxUID    = 1<<32 - 2 // the value above means "no user" to the kernel
 )
 
-// Providers names what --providers may list, best first: shm reaches daemons of the same host, tcp all.
-var Providers = []string{"shm", "tcp"}
+// Providers names what --providers may list, best first: shm reaches daemons of the same host, verbs those with an RDMA device
+// in the same fabric, tcp all.
+var Providers = []string{"shm", "verbs", "tcp"}
 
 // setting is one row of the table that flags, environment, file and usage are made from.
 type setting struct {
@@ -157,7 +158,7 @@ func init() {
 			}},
 		choice("log-level", "info", "least level that is logged; kvxfer log-level changes it at run time", func(c *Config) *string { return &c.LogLevel }, "debug", "info", "warn", "error"),
 		choice("log-format", "text", "how log lines are written", func(c *Config) *string { return &c.LogFormat }, "text", "json"),
-		{name: "providers", arg: "NAMES", def: strings.Join(Providers, ","), meaning: "ways that blocks may take to and from peers, best first",
+		{name: "providers", arg: "NAMES", def: strings.Join(Providers, ","), meaning: "ways that blocks may take to and from peers, best first; verbs (RDMA) is left out where this host cannot use it, unless it is named here",
 			allowed: strings.Join(Providers, ", ") + "; several separated by commas, each once", kind: listKind,
 			set: func(l *loader, v string) error {
 				l.c.Providers = list(v)
@@ -170,6 +171,7 @@ func init() {
 	}
 	at := slices.IndexFunc(settings, func(s setting) bool { return s.name == "nats-listen" }) + 1
 	settings = slices.Insert(settings, at, registrySettings()...)
+	settings = append(settings, rdmaSettings()...)
 }
 
 func listenAllowed(port int) string {

@@ -24,13 +24,13 @@ var rules = []rule{
 		"the fabric contract and its providers know nothing of caches, leases or nodes"},
 	{"rdma", []string{"github.com/nats-io", "github.com/cockroachdb", "go.opentelemetry.io"},
 		"a provider moves bytes; registry, storage and tracing are the node's"},
-	{"xfer/protocol", []string{"net", "github.com/cockroachdb", "github.com/nats-io", "go.opentelemetry.io", module + "xfer/blockdb", module + "rdma/tcp", module + "rdma/shm", module + "internal/wire"},
+	{"xfer/protocol", []string{"net", "github.com/cockroachdb", "github.com/nats-io", "go.opentelemetry.io", module + "xfer/blockdb", module + "rdma/tcp", module + "rdma/shm", module + "rdma/verbs", module + "internal/wire"},
 		"the state machines are pure: same input, same output"},
-	{"xfer/explore", []string{"net", "github.com/cockroachdb", "github.com/nats-io", "go.opentelemetry.io", module + "xfer/blockdb", module + "rdma/tcp", module + "rdma/shm", module + "internal/wire"},
+	{"xfer/explore", []string{"net", "github.com/cockroachdb", "github.com/nats-io", "go.opentelemetry.io", module + "xfer/blockdb", module + "rdma/tcp", module + "rdma/shm", module + "rdma/verbs", module + "internal/wire"},
 		"the model is as pure as the machines in it"},
-	{"xfer/layout", []string{"net", "github.com/cockroachdb", "github.com/nats-io", "go.opentelemetry.io", module + "xfer/blockdb", module + "rdma/tcp", module + "rdma/shm"},
+	{"xfer/layout", []string{"net", "github.com/cockroachdb", "github.com/nats-io", "go.opentelemetry.io", module + "xfer/blockdb", module + "rdma/tcp", module + "rdma/shm", module + "rdma/verbs"},
 		"arithmetic is pure"},
-	{"xfer", []string{"github.com/nats-io", module + "registry", module + "internal/node", module + "internal/localapi", module + "internal/peerlink", module + "rdma/tcp", module + "rdma/shm"},
+	{"xfer", []string{"github.com/nats-io", module + "registry", module + "internal/node", module + "internal/localapi", module + "internal/peerlink", module + "rdma/tcp", module + "rdma/shm", module + "rdma/verbs"},
 		"the engine reaches registry, clients, peers and providers through contracts only"},
 	{"xfer", []string{"go.opentelemetry.io/otel/sdk", "go.opentelemetry.io/otel/exporters", "google.golang.org/grpc"},
 		"the engine names spans; exporting them is the node's"},
@@ -48,7 +48,7 @@ var rules = []rule{
 var exact = []rule{
 	{"registry", []string{"github.com/nats-io"}, "the contract of the directory is pure; natskv implements it"},
 	{"sdk/go", []string{"github.com/nats-io", "github.com/cockroachdb", "go.opentelemetry.io/otel/sdk", "go.opentelemetry.io/otel/exporters", "google.golang.org/grpc",
-		"net", "runtime/cgo", module + "xfer/protocol", module + "xfer/blockdb", module + "rdma/tcp", module + "rdma/shm", module + "internal/node", module + "internal/telemetry", module + "internal/config"},
+		"net", "runtime/cgo", module + "xfer/protocol", module + "xfer/blockdb", module + "rdma/tcp", module + "rdma/shm", module + "rdma/verbs", module + "internal/node", module + "internal/telemetry", module + "internal/config"},
 		"a client links no node, no registry and no cgo; sdk/go/embed may link everything"},
 }
 
@@ -91,7 +91,7 @@ func TestDirectionOfImports(t *testing.T) {
 
 // TestPureCoresTouchNothing looks at what the pure packages import themselves; fmt and the like reach os inside.
 func TestPureCoresTouchNothing(t *testing.T) {
-	for _, pkg := range []string{"xfer/protocol", "xfer/layout", "xfer/explore", "rdma", "internal/traceview"} {
+	for _, pkg := range []string{"xfer/protocol", "xfer/layout", "xfer/explore", "rdma", "rdma/verbs/nic", "rdma/verbs/pick", "internal/traceview"} {
 		out, err := exec.Command("go", "list", "-f", "{{join .Imports \"\\n\"}}", module+pkg).Output()
 		require.NoError(t, err)
 		for _, d := range strings.Fields(string(out)) {
@@ -108,7 +108,7 @@ func TestOnlyTheNodeComposes(t *testing.T) {
 	require.NoError(t, err)
 	for _, line := range strings.Split(strings.TrimSpace(string(out)), "\n") {
 		pkg, imports, _ := strings.Cut(line, ": ")
-		for _, impl := range []string{"registry/natskv", "registry/embedded", "rdma/tcp", "rdma/shm", "internal/localapi", "internal/peerlink", "internal/hostmem"} {
+		for _, impl := range []string{"registry/natskv", "registry/embedded", "rdma/tcp", "rdma/shm", "rdma/verbs", "internal/localapi", "internal/peerlink", "internal/hostmem"} {
 			if !strings.Contains(" "+imports+" ", " "+module+impl+" ") {
 				continue
 			}
@@ -148,7 +148,7 @@ func TestSimulationStaysInTests(t *testing.T) {
 	require.NoError(t, err)
 	for _, line := range strings.Split(strings.TrimSpace(string(out)), "\n") {
 		pkg, imports, _ := strings.Cut(line, ": ")
-		for _, sim := range []string{"rdma/simfabric", "rdma/fabrictest", "xfer/simtest"} {
+		for _, sim := range []string{"rdma/simfabric", "rdma/fabrictest", "rdma/verbs/internal/softnic", "xfer/simtest", "rdma/verbs/sysfs/sysfstest"} {
 			if strings.Contains(" "+imports+" ", " "+module+sim+" ") {
 				assert.True(t, sim == "rdma/simfabric" && pkg == module+"xfer/simtest", "%s imports %s: only tests may", pkg, sim)
 			}

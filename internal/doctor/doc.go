@@ -10,7 +10,7 @@
 //   - ids and their order are stable and listed in docs/doctor.md: TestPageListsEveryCheck
 //   - a check that warns or fails says what to do: TestTroubleHasARemedy
 //   - each finding follows from the host it is about: TestHosts, TestCertificates, TestPorts, TestRegistry, TestDirectories,
-//     TestDiskOfADirectory
+//     TestDiskOfADirectory, TestRDMAHosts, TestRDMAAccess, TestRDMAMemory, TestPortsOfDevices, TestMemlock
 //   - no finding repeats a secret of the configuration: TestNoSecretIsTold
 //   - whatever is missing in /proc and /sys, a check answers: TestEmptyHost
 package doctor

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"math"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -38,7 +39,10 @@ func machine(files map[string]string) *Host {
 	for name, text := range files {
 		tree[name] = &fstest.MapFile{Data: []byte(text)}
 	}
-	return &Host{FS: tree, CPUs: 8, UID: os.Geteuid(), HasAVX2: func() bool { return true },
+	return &Host{FS: tree, CPUs: 8, Access: func(string) error { return nil },
+		Networks: func() (map[string][]netip.Prefix, error) {
+			return map[string][]netip.Prefix{"eth2": {netip.MustParsePrefix("10.2.0.1/24"), netip.MustParsePrefix("2001:db8::1/64")}}, nil
+		}, UID: os.Geteuid(), HasAVX2: func() bool { return true },
 		Release:  func() string { return "6.8.0-31-generic" },
 		Rlimit:   func(int) (uint64, uint64, error) { return 1024, 65536, nil },
 		Adjtimex: func() (int, error) { return 0, nil },
@@ -69,7 +73,7 @@ func TestPageListsEveryCheck(t *testing.T) {
 	raw, err := os.ReadFile("../../docs/doctor.md")
 	require.NoError(t, err)
 	at := 0
-	for _, id := range append(append([]string(nil), IDs...), "provider-"+config.Providers[0], "provider-"+config.Providers[1]) {
+	for _, id := range append(append([]string(nil), IDs...), "port-DEVICE:N", "provider-"+config.Providers[0], "provider-"+config.Providers[1]) {
 		i := strings.Index(string(raw), "| `"+id+"` |")
 		require.Positive(t, i, "docs/doctor.md has no row of %s", id)
 		assert.Greater(t, i, at, "%s is not in its place", id)
@@ -97,7 +101,9 @@ func TestEmptyHost(t *testing.T) {
 		Rlimit:     func(int) (uint64, uint64, error) { return 0, 0, unix.EPERM },
 		Adjtimex:   func() (int, error) { return -1, unix.EPERM },
 		Statfs:     func(string) (unix.Statfs_t, error) { return unix.Statfs_t{}, unix.ENOSYS },
-		Interfaces: func() ([]Interface, error) { return nil, unix.EPERM }}
+		Interfaces: func() ([]Interface, error) { return nil, unix.EPERM },
+		Networks:   func() (map[string][]netip.Prefix, error) { return nil, unix.EPERM },
+		Access:     func(string) error { return unix.EPERM }}
 	for _, c := range Run(subject(t, h)) {
 		assert.Equal(t, c.Verdict != OK, c.Remedy != "", "%+v", c)
 	}
@@ -125,8 +131,6 @@ func TestHosts(t *testing.T) {
 	trouble(t, machine(nil).clock(), OK, "tsc")
 	trouble(t, machine(nil).container(), OK, "none seen")
 	trouble(t, machine(map[string]string{".dockerenv": "", "proc/self/uid_map": "0 100000 65536"}).container(), OK, "a user namespace")
-	trouble(t, machine(nil).verbs(), OK, "no RDMA device, no libibverbs")
-	trouble(t, machine(map[string]string{"usr/lib64/libibverbs.so.1": "", "sys/class/infiniband/mlx5_0/x": ""}).verbs(), OK, "mlx5_0, /usr/lib64/libibverbs.so.1")
 	trouble(t, machine(map[string]string{"dev/nvidiactl": ""}).cuda(), OK, "no libcuda")
 	h.HasAVX2 = func() bool { return false }
 	trouble(t, h.cpu(), Warn, "no AVX2")

@@ -41,22 +41,6 @@ func (h *Host) library(prefix string) string {
 	return ""
 }
 
-func (h *Host) verbs() Check {
-	devices, _ := fs.ReadDir(h.FS, "sys/class/infiniband")
-	names := make([]string, len(devices))
-	for i, d := range devices {
-		names[i] = d.Name()
-	}
-	lib := h.library("libibverbs")
-	if lib == "" {
-		lib = "no libibverbs"
-	}
-	if len(names) == 0 {
-		return ok("no RDMA device, %s; this build has no provider for verbs", lib)
-	}
-	return ok("RDMA devices %s, %s; this build has no provider for verbs, their Ethernet side is used by tcp", strings.Join(names, ", "), lib)
-}
-
 func (h *Host) cuda() Check {
 	lib := h.library("libcuda")
 	if lib == "" && !h.exists("/dev/nvidiactl") {

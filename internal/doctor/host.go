@@ -3,12 +3,16 @@ package doctor
 import (
 	"io/fs"
 	"net"
+	"net/netip"
 	"os"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/cpu"
 	"golang.org/x/sys/unix"
+
+	"github.com/kvxfer/kvxfer/rdma/verbs/nic"
+	"github.com/kvxfer/kvxfer/rdma/verbs/route"
 )
 
 // Host is the machine as the checks see it.
@@ -23,6 +27,12 @@ type Host struct {
 	UID      int
 	// Interfaces lists the network's interfaces with their addresses.
 	Interfaces func() ([]Interface, error)
+	// Networks are the addresses of the interfaces that are up, with their subnets' prefix lengths.
+	Networks func() (map[string][]netip.Prefix, error)
+	// Access says why this user may not read and write a file; nil: it may.
+	Access func(path string) error
+	// RDMA opens RDMA devices, to find out what /sys does not tell. Nil: they are not opened.
+	RDMA nic.Host
 }
 
 // Interface is a network interface.
@@ -35,7 +45,10 @@ type Interface struct {
 
 // This is the machine that the process runs on.
 func This() *Host {
-	return &Host{FS: os.DirFS("/"), CPUs: cpus(), UID: os.Geteuid(), Interfaces: interfaces,
+	return &Host{FS: os.DirFS("/"), CPUs: cpus(), UID: os.Geteuid(), Interfaces: interfaces, Networks: route.Networks,
+		Access: func(path string) error {
+			return unix.Faccessat(unix.AT_FDCWD, path, unix.R_OK|unix.W_OK, unix.AT_EACCESS)
+		},
 		HasAVX2: func() bool { return cpu.X86.HasAVX2 },
 		Release: func() string {
 			var u unix.Utsname
@@ -97,6 +110,15 @@ func (h *Host) text(path string) string {
 	return strings.TrimSpace(string(raw))
 }
 
+// entries are the names in a directory; none where it cannot be read.
+func (h *Host) entries(path string) (out []string) {
+	list, _ := fs.ReadDir(h.FS, strings.TrimPrefix(path, "/"))
+	for _, e := range list {
+		out = append(out, e.Name())
+	}
+	return out
+}
+
 func (h *Host) exists(path string) bool {
 	_, err := fs.Stat(h.FS, strings.TrimPrefix(path, "/"))
 	return err == nil
@@ -109,8 +131,10 @@ func (h *Host) number(path string) (uint64, bool) {
 }
 
 // field reads "Name: value kB" of a file, in bytes.
-func (h *Host) field(path, name string) (uint64, bool) {
-	for line := range strings.Lines(h.text(path)) {
+func (h *Host) field(path, name string) (uint64, bool) { return field(h.text(path), name) }
+
+func field(text, name string) (uint64, bool) {
+	for line := range strings.Lines(text) {
 		key, rest, found := strings.Cut(line, ":")
 		if f := strings.Fields(rest); found && key == name && len(f) > 0 {
 			n, err := strconv.ParseUint(f[0], 10, 64)

@@ -20,15 +20,63 @@ func size(n uint64) string {
 	return fmt.Sprintf("%d KiB", n>>10)
 }
 
-func (h *Host) memlock() Check {
-	soft, _, err := h.Rlimit(unix.RLIMIT_MEMLOCK)
+// capIPCLock is the bit of the capability to whose bearers the limit does not apply.
+const capIPCLock = 14
+
+// memlock looks at what a registration with an RDMA device counts against: the daemon's own limit where it runs, else that of who
+// asks, which need not be the same.
+func (s *Subject) memlock() Check {
+	soft, _, err := s.Host.Rlimit(unix.RLIMIT_MEMLOCK)
+	whose, status := "of this command", s.Host.text("/proc/self/status")
+	if s.Daemon != nil && s.Daemon.PID > 0 {
+		dir := "/proc/" + strconv.Itoa(s.Daemon.PID)
+		if n, known := lockedMemory(s.Host.text(dir + "/limits")); known {
+			soft, err, whose, status = n, nil, "of the daemon", s.Host.text(dir+"/status")
+		}
+	}
+	pinned, known := field(status, "VmPin")
+	text := ""
+	if known && whose == "of the daemon" {
+		text = ", " + size(pinned) + " registered now"
+	}
 	switch {
 	case err != nil:
 		return warn("look at ulimit -l", "RLIMIT_MEMLOCK cannot be read: %v", err)
 	case soft == math.MaxUint64:
-		return ok("unlimited")
+		return ok("unlimited%s", text)
+	case len(s.devices().devices) == 0:
+		return ok("%s; without an RDMA device nothing locks memory", size(soft))
+	case capable(status, capIPCLock):
+		return ok("%s, which CAP_IPC_LOCK %s lifts%s", size(soft), whose, text)
 	}
-	return ok("%s; shm and tcp lock no memory", size(soft))
+	return warn("raise the limit: LimitMEMLOCK=infinity of the unit, ulimit -l unlimited, --ulimit memlock=-1 of a container: RDMA devices lock the memory that they reach",
+		"%s, the limit %s%s: regions that do not fit are not reached by RDMA", size(soft), whose, text)
+}
+
+// lockedMemory finds the soft limit in /proc/PID/limits.
+func lockedMemory(limits string) (uint64, bool) {
+	for line := range strings.Lines(limits) {
+		rest, found := strings.CutPrefix(line, "Max locked memory")
+		if f := strings.Fields(rest); found && len(f) > 0 {
+			if f[0] == "unlimited" {
+				return math.MaxUint64, true
+			}
+			n, err := strconv.ParseUint(f[0], 10, 64)
+			return n, err == nil
+		}
+	}
+	return 0, false
+}
+
+// capable says whether /proc/PID/status has a capability as effective.
+func capable(status string, bit int) bool {
+	for line := range strings.Lines(status) {
+		if set, found := strings.CutPrefix(line, "CapEff:"); found {
+			n, err := strconv.ParseUint(strings.TrimSpace(set), 16, 64)
+			return err == nil && n>>bit&1 == 1
+		}
+	}
+	return false
 }
 
 // Descriptors that a daemon uses besides those for clients, regions and peers, and how many make it comfortable.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvxfer/kvxfer/internal/config"
 	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/rdma/verbs/pick"
 )
 
 // Verdict is what a check concludes.
@@ -50,23 +51,30 @@ type Subject struct {
 	Daemon    *Daemon // nil: none answers there
 	// NoDaemon is why Daemon is nil: DaemonUnavailable where nobody listens there.
 	NoDaemon error
+	// Rails says which RDMA devices the configuration allows. Without Networks those of the host are used.
+	Rails pick.Options
+
+	view *view // made once
 }
 
 // Daemon is what the running daemon says of itself.
 type Daemon struct {
 	Node, Version, PeerAddr, HTTPAddr string
+	PID                               int // 0: unknown
 	Draining, Registry                bool
 }
 
-// IDs are the checks of the host in their order. Those of providers, "provider-NAME", follow in the order of the configuration.
+// IDs are the checks of the host in their order. Those of RDMA ports (Ports), "port-DEVICE:N", and
+// those of providers, "provider-NAME", follow in the order of the configuration.
 var IDs = []string{"configuration", "daemon", "kernel", "memfd", "pidfd", "process-memory", "memlock", "open-files", "memory", "huge-pages",
-	"cpu", "numa", "clock", "container", "socket", "state-dir", "listen", "http", "advertise", "registry", "certificates", "verbs", "cuda"}
+	"cpu", "numa", "clock", "container", "socket", "state-dir", "listen", "http", "advertise", "registry", "certificates", "verbs",
+	"rdma-access", "rdma-memory", "cuda"}
 
 // Run makes the checks of the host in the order of IDs.
 func Run(s *Subject) []Check {
-	checks := []func() Check{s.configuration, s.daemon, s.Host.kernel, s.Host.memfd, s.Host.pidfd, s.Host.processMemory, s.Host.memlock, s.Host.openFiles,
+	checks := []func() Check{s.configuration, s.daemon, s.Host.kernel, s.Host.memfd, s.Host.pidfd, s.Host.processMemory, s.memlock, s.Host.openFiles,
 		s.Host.memory, s.Host.hugePages, s.Host.cpu, s.Host.numa, s.Host.clock, s.Host.container, s.socket, s.stateDir, s.listen, s.http, s.advertise,
-		s.registry, s.certificates, s.Host.verbs, s.Host.cuda}
+		s.registry, s.certificates, s.verbs, s.rdmaAccess, s.rdmaMemory, s.Host.cuda}
 	out := make([]Check, len(checks))
 	for i, f := range checks {
 		out[i] = f()

@@ -10,11 +10,15 @@
 //     nor is the last word on one given up while a heartbeat holds it up: TestDirectoryOutwaitsTheHeartbeat
 //   - /metrics shows what package instrument lists, also while the block store's disk stands still: TestNodeShowsTheListedMetrics,
 //     TestStoreThatHangsIsReadOnce
+//   - the counters of RDMA ports are shown as /sys has them, under the listed names, and not at all where there are none:
+//     TestPortsAreMeasured, TestEventsOfPortsAreTheListed
 //   - lists of nodes and caches come in pages that show each name once, and are bounded: TestPagesByName, TestCacheRowsAreBounded
 //   - a drain that is asked for is told to everybody and ends nothing; the log's level is changed where it is the node's, and each
 //     change is in the log: TestLogTellsOfItsLevel,
 //     TestOperatorSteersTheNode
 //   - a build whose gates never shut says at its start that it must not be used: test/integration test_late_writes_are_found
+//   - a provider that this host cannot use is left out, told once, in the status and to peers that have it, unless it was named:
+//     TestUnusableProviderIsLeftOut, TestNamedProviderMustWork, TestProviderThatOnePeerLacks
 //   - every provider can be checked without a daemon, and nothing is left of it: TestProvidersAreChecked
 //   - what the operator is told of the node holds no password, no ticket and no key: TestReportsHoldNoSecret,
 //     test/integration test_support_holds_no_secret

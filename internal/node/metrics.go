@@ -2,8 +2,8 @@ package node
 
 import (
 	"context"
+	"os"
 	"runtime"
-	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -43,7 +43,7 @@ func (n *Node) measure(context.Context) error {
 	writes, written := instrument.NewCounter(m, instrument.StoreWrites), instrument.NewCounter(m, instrument.StoreWritten)
 	refused, trouble := instrument.NewCounter(m, instrument.StoreRefused), instrument.NewGauge(m, instrument.StoreTrouble)
 	ready, build := instrument.NewGauge(m, instrument.Ready), instrument.NewGauge(m, instrument.Build)
-	store := &storeReader{read: n.store.Stats, begin: n.wg.Go}
+	store := &reader[blockdb.Stats]{read: n.store.Stats, begin: n.wg.Go}
 
 	n.later(instrument.Observe(m, func(_ context.Context, o metric.Observer) error {
 		o.ObserveInt64(connected, truth(n.dir.View().Connected()))
@@ -52,7 +52,7 @@ func (n *Node) measure(context.Context) error {
 		o.ObserveFloat64(heartbeat, beat.Seconds())
 		o.ObserveFloat64(view, heard.Seconds())
 
-		s := store.stats()
+		s := store.get()
 		o.ObserveInt64(caches, int64(s.Attached), label(instrument.KeyState, "attached"))
 		o.ObserveInt64(caches, int64(s.Detached), label(instrument.KeyState, "detached"))
 		o.ObserveInt64(committed, int64(s.Committed))
@@ -69,6 +69,7 @@ func (n *Node) measure(context.Context) error {
 		o.ObserveInt64(build, 1, metric.WithAttributes(instrument.KeyVersion.String(version.Version), instrument.KeyGo.String(runtime.Version())))
 		return nil
 	}, connected, nodes, heartbeat, view, caches, committed, leases, disk, writes, written, refused, trouble, ready, build))
+	n.later(measurePorts(m, os.DirFS("/"), n.wg.Go))
 	return nil
 }
 
@@ -81,46 +82,6 @@ func truth(b bool) int64 {
 
 func label(key attribute.Key, value string) metric.ObserveOption {
 	return metric.WithAttributes(key.String(value))
-}
-
-// storeReader reads the block store's counts for a scraper that must have its answer in time: the store keeps them under the
-// lock under which it writes to the disk, and a disk may stand still. Then the last counts are shown again.
-type storeReader struct {
-	read  func() blockdb.Stats
-	begin func(func()) // starts a goroutine that the node's end waits for
-
-	mu      sync.Mutex
-	last    blockdb.Stats
-	reading chan struct{} // closed when the read in progress is done; nil: there is none
-}
-
-// storeWait is how long a scraper waits for the disk.
-const storeWait = 500 * time.Millisecond
-
-func (s *storeReader) stats() blockdb.Stats {
-	s.mu.Lock()
-	if s.reading == nil {
-		done := make(chan struct{})
-		s.reading = done
-		s.begin(func() {
-			got := s.read()
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			s.last, s.reading = got, nil
-			close(done)
-		})
-	}
-	reading := s.reading
-	s.mu.Unlock()
-	timer := time.NewTimer(storeWait)
-	defer timer.Stop()
-	select {
-	case <-reading:
-	case <-timer.C:
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.last
 }
 
 // exportLast exports metrics while everything that is measured is still there.

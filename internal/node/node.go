@@ -54,7 +54,9 @@ type Node struct {
 	met       *telemetry.Metrics
 	store     *blockdb.DB
 	tls       *peertls.Identity // nil: peers are spoken to in clear
-	providers []rdma.Provider   // the best first
+	makers    map[string]maker
+	providers []rdma.Provider // the best first
+	absent    []wire.Absence  // those that this host cannot use
 	engine    *xfer.Engine
 	links     *peerlink.Links
 	nats      *embedded.Server
@@ -86,7 +88,7 @@ func Start(ctx context.Context, cfg config.Config, log *slog.Logger, options ...
 	log = slog.New(ring.Handler(log.Handler()))
 	warnUnfenced(log)
 	warnNext(log)
-	n := &Node{cfg: cfg, log: log, ring: ring, failed: make(chan error, 1), ready: errStarting}
+	n := &Node{cfg: cfg, log: log, ring: ring, makers: makers, failed: make(chan error, 1), ready: errStarting}
 	for _, o := range options {
 		o(n)
 	}
@@ -268,7 +270,7 @@ func (n *Node) startEngine(context.Context) error {
 	n.later(n.engine.Close)
 	n.links, err = peerlink.New(peerlink.Options{
 		Node: n.cfg.Node, Epoch: n.inc.Epoch(), Tenant: n.cfg.Tenant, Software: "kvxfer " + version.Version,
-		Providers: n.providers, Lanes: lanes, Handler: n.engine, Resolve: dir.resolve, TLS: n.tls, Logger: n.log,
+		Providers: n.providers, Absent: n.absent, Lanes: lanes, Handler: n.engine, Resolve: dir.resolve, TLS: n.tls, Logger: n.log,
 	})
 	if err != nil {
 		return err
@@ -402,7 +404,7 @@ func (n *Node) status() wire.Status {
 	st := n.engine.Stats()
 	out := wire.Status{Node: n.cfg.Node, Epoch: n.inc.Epoch(), Version: version.Version, PeerAddr: n.info.PeerAddr, HTTPAddr: n.info.HTTPAddr,
 		Providers: n.providerNames(), Draining: n.engine.Draining(), Registry: n.dir.View().Connected(), Nodes: []string{},
-		Clients: st.Clients, Leases: st.Leases, Transfers: st.Transfers}
+		Clients: st.Clients, Leases: st.Leases, Transfers: st.Transfers, Absent: n.absent, Unregistered: n.engine.Unregistered()}
 	for _, x := range n.dir.View().Nodes() {
 		out.Nodes = append(out.Nodes, x.Name)
 	}

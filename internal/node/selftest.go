@@ -13,11 +13,13 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/kvxfer/kvxfer/internal/config"
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/internal/hostmem"
 	"github.com/kvxfer/kvxfer/rdma"
 	"github.com/kvxfer/kvxfer/rdma/shm"
 	"github.com/kvxfer/kvxfer/rdma/tcp"
+	"github.com/kvxfer/kvxfer/rdma/verbs"
 	"github.com/kvxfer/kvxfer/xfer"
 )
 
@@ -28,15 +30,17 @@ type ProviderCheck struct {
 	Write    time.Duration // of the WRITE, from Post to its completion
 	Read     time.Duration
 	Err      error // nil: both arrived as they were sent
+	Optional bool  // a daemon runs without it where the host cannot use it, unless it is named
 }
 
-// CheckProviders moves bytes (1 or more) through each provider, by its own code and the kernel's, without a daemon. It binds a port
-// of 127.0.0.1 that the kernel chooses and makes sockets in a directory for temporary files; nothing is left of either.
-func CheckProviders(ctx context.Context, names []string, bytes uint64) []ProviderCheck {
-	out := make([]ProviderCheck, len(names))
-	for i, name := range names {
-		out[i] = ProviderCheck{Provider: name, Bytes: bytes}
-		out[i].Err = out[i].run(ctx)
+// CheckProviders moves bytes (1 or more) through each provider of a configuration, by its own code and the kernel's, without a
+// daemon. It binds a port of 127.0.0.1 that the kernel chooses and makes sockets in a directory for temporary files; nothing is
+// left of either.
+func CheckProviders(ctx context.Context, cfg *config.Config, bytes uint64) []ProviderCheck {
+	out := make([]ProviderCheck, len(cfg.Providers))
+	for i, name := range cfg.Providers {
+		out[i] = ProviderCheck{Provider: name, Bytes: bytes, Optional: !required[name]}
+		out[i].Err = out[i].run(ctx, &cfg.RDMA)
 	}
 	return out
 }
@@ -51,7 +55,7 @@ type half struct {
 
 func (h *half) bytes() []byte { return unsafe.Slice((*byte)(h.mem.Memory().Base), h.mem.Memory().Len) }
 
-func (c *ProviderCheck) run(ctx context.Context) (err error) {
+func (c *ProviderCheck) run(ctx context.Context, o *config.RDMA) (err error) {
 	dir, err := os.MkdirTemp("", "kvx")
 	if err != nil {
 		return fault.Wrap(fault.Internal, "check", err)
@@ -64,11 +68,11 @@ func (c *ProviderCheck) run(ctx context.Context) (err error) {
 			f()
 		}
 	}()
-	near, err := newHalf(c.Provider, filepath.Join(dir, "near"), c.Bytes, later)
+	near, err := newHalf(c.Provider, filepath.Join(dir, "near"), o, c.Bytes, later)
 	if err != nil {
 		return err
 	}
-	far, err := newHalf(c.Provider, filepath.Join(dir, "far"), c.Bytes, later)
+	far, err := newHalf(c.Provider, filepath.Join(dir, "far"), o, c.Bytes, later)
 	if err != nil {
 		return err
 	}
@@ -90,7 +94,7 @@ func (c *ProviderCheck) run(ctx context.Context) (err error) {
 	return err
 }
 
-func newHalf(name, path string, size uint64, later func(func())) (*half, error) {
+func newHalf(name, path string, o *config.RDMA, size uint64, later func(func())) (*half, error) {
 	h := &half{}
 	clock, log := xfer.NewClock(), slog.New(slog.DiscardHandler)
 	switch name {
@@ -106,23 +110,20 @@ func newHalf(name, path string, size uint64, later func(func())) (*half, error) 
 			return nil, err
 		}
 		h.Provider = p
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
+		if h.addr, err = lanesOf(p.ServeLane, later); err != nil {
 			_ = p.Close()
-			return nil, fault.Wrap(fault.Internal, "check", err)
+			return nil, err
 		}
-		h.addr = l.Addr().String()
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			for {
-				c, err := l.Accept()
-				if err != nil {
-					return
-				}
-				wg.Go(func() { _ = p.ServeLane(c, nil) })
-			}
-		})
-		later(func() { _ = l.Close(); wg.Wait() })
+	case "verbs":
+		p, err := verbs.New(verbsOptions(o, clock, log))
+		if err != nil {
+			return nil, err
+		}
+		h.Provider = p
+		if h.addr, err = lanesOf(p.ServeSide, later); err != nil {
+			_ = p.Close()
+			return nil, err
+		}
 	default:
 		return nil, fault.New(fault.NotSupported, "check", "no provider %q", name)
 	}
@@ -137,6 +138,26 @@ func newHalf(name, path string, size uint64, later func(func())) (*half, error) 
 	}
 	later(func() { _ = h.reg.Close() })
 	return h, nil
+}
+
+// lanesOf takes a provider's connections at a port of 127.0.0.1.
+func lanesOf(serve func(conn net.Conn, prefix []byte) error, later func(func())) (addr string, err error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", fault.Wrap(fault.Internal, "check", err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() { _ = serve(c, nil) })
+		}
+	})
+	later(func() { _ = l.Close(); wg.Wait() })
+	return l.Addr().String(), nil
 }
 
 // mover makes operations of one session.

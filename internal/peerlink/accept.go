@@ -18,7 +18,6 @@ import (
 const (
 	prefixLen     = 4
 	controlPrefix = "KVXF"
-	lanePrefix    = "KVXL"
 )
 
 // Serve accepts peers on ln until ctx ends, Close is called or ln is closed, and returns when their handshakes are
@@ -110,16 +109,16 @@ func (s *Links) identify(ctx context.Context, conn net.Conn, free func() bool) e
 	if peertls.First(header[:prefixLen]) {
 		return s.identifySecured(ctx, conn, header[:prefixLen], free)
 	}
-	switch string(header[:prefixLen]) {
-	case controlPrefix:
+	if string(header[:prefixLen]) == controlPrefix {
 		if s.opt.TLS != nil {
 			return s.refuseClear(conn)
 		}
 		return s.acceptControl(conn, header, free)
-	case lanePrefix:
-		return s.acceptLane(conn, header[:prefixLen], free)
 	}
-	return violation("magic", "%q opens neither a control connection nor a lane", header[:prefixLen])
+	if lanes := s.opt.Lanes[string(header[:prefixLen])]; lanes != nil {
+		return s.acceptLane(conn, header[:prefixLen], lanes, free)
+	}
+	return violation("magic", "%q opens neither a control connection nor a lane of a provider here", header[:prefixLen])
 }
 
 func (s *Links) visitError(err error) error {
@@ -134,10 +133,7 @@ func (s *Links) visitError(err error) error {
 }
 
 // acceptLane hands a lane on. Its provider puts a limit of its own on the hello.
-func (s *Links) acceptLane(conn net.Conn, prefix []byte, free func() bool) error {
-	if s.opt.Lanes == nil {
-		return fault.New(fault.NotSupported, "lane", "no provider here takes lanes")
-	}
+func (s *Links) acceptLane(conn net.Conn, prefix []byte, lanes LaneServer, free func() bool) error {
 	v := s.lanes.enter(conn)
 	defer s.lanes.leave(v)
 	if !free() {
@@ -146,7 +142,7 @@ func (s *Links) acceptLane(conn net.Conn, prefix []byte, free func() bool) error
 	// Close waits for the lane's hello, so it ends it: the lane's session ends too.
 	defer context.AfterFunc(s.ctx, func() { _ = lowest(conn).Close() })()
 	_ = conn.SetDeadline(time.Time{})
-	return s.opt.Lanes.ServeLane(conn, prefix)
+	return lanes.ServeLane(conn, prefix)
 }
 
 // acceptControl answers a HELLO.
@@ -199,21 +195,15 @@ func (s *Links) admit(conn net.Conn, f *wire.Frame, h *wire.Hello, free func() b
 	if err != nil {
 		return err
 	}
-	name, reason, err := choose(h.Providers, s.offered())
-	if err != nil {
-		return err
-	}
 	ref := xfer.PeerRef{Node: h.Node, Epoch: h.Epoch, Addr: addrOf(conn), Tenant: h.Tenant}
 	def(&ref.Tenant, s.opt.Tenant)
 	l := s.newLink(conn, ref, s.nextSession())
-	l.provider, l.reason = name, reason
-	target, params, err := s.provider(name).Accept(l.session)
+	params, err := s.half(l, h)
 	if err != nil {
 		return err
 	}
-	l.target = target
 	answer := s.introduce(wire.NewHelloOK(h, version), ref.Tenant)
-	answer.Provider, answer.Reason, answer.Params = name, reason, params
+	answer.Provider, answer.Reason, answer.Params = l.provider, l.reason, params
 	ok, err := wire.NewFrame(wire.KindHelloOK, f.Request, &answer, nil)
 	if err == nil {
 		l.append(ok)

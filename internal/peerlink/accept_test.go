@@ -146,7 +146,7 @@ func TestSilentVisitorsAreBounded(t *testing.T) {
 func TestLaneIsHandedOn(t *testing.T) {
 	lanes := newHallway()
 	defer lanes.close()
-	b := newNode(t, "b", epochB, func(o *Options) { o.Lanes = lanes; o.HelloTimeout = time.Hour })
+	b := newNode(t, "b", epochB, func(o *Options) { o.Lanes = laneDoor(lanes); o.HelloTimeout = time.Hour })
 	c := raw(t, b.addr)
 	send(t, c, []byte("KVXLhello"))
 	assert.Equal(t, "KVXL", <-lanes.prefixes)
@@ -164,7 +164,7 @@ func TestLaneIsHandedOn(t *testing.T) {
 func TestLaneOutlivesServe(t *testing.T) {
 	lanes := newHallway()
 	defer lanes.close()
-	b := newNode(t, "b", epochB, func(o *Options) { o.Lanes = lanes; o.HelloTimeout = 30 * time.Millisecond })
+	b := newNode(t, "b", epochB, func(o *Options) { o.Lanes = laneDoor(lanes); o.HelloTimeout = 30 * time.Millisecond })
 	ln := listen(t, "127.0.0.1:0")
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)
@@ -188,7 +188,7 @@ func TestLaneHellosAreBounded(t *testing.T) {
 	lanes := newHallway()
 	lanes.hold = make(chan struct{})
 	defer lanes.close()
-	b := newNode(t, "b", epochB, func(o *Options) { o.Lanes, o.MaxHandshakes = lanes, 2 })
+	b := newNode(t, "b", epochB, func(o *Options) { o.Lanes, o.MaxHandshakes = laneDoor(lanes), 2 })
 	var silent []net.Conn
 	for range 10 {
 		silent = append(silent, raw(t, b.addr))
@@ -215,7 +215,7 @@ func TestLaneHellosAreBounded(t *testing.T) {
 func TestLaneThatIsRefused(t *testing.T) {
 	lanes := newHallway()
 	lanes.err = fault.New(fault.PermissionDenied, "lane", "wrong secret")
-	b := newNode(t, "b", epochB, func(o *Options) { o.Lanes = lanes })
+	b := newNode(t, "b", epochB, func(o *Options) { o.Lanes = laneDoor(lanes) })
 	local, remote := net.Pipe()
 	done := make(chan error, 1)
 	go func() { done <- b.ServeConn(context.Background(), local) }()

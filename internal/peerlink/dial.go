@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
@@ -94,28 +96,30 @@ func (s *Links) Dial(ctx context.Context, ref xfer.PeerRef) (xfer.Link, error) {
 	return f.link, nil
 }
 
-// ready is the link that a dial would make, when it is there already. A link that nobody restricted serves a dial for the
+// ready is the link that a dial would make, when it is there already. A link that nobody restricted serves a dial that allows the
 // provider that it uses; the reverse would keep a caller who has no wish on a provider that is not the best. mu is held.
 func (s *Links) ready(key peerKey) *link {
 	if l := s.out[key]; l != nil && l.cause() == nil {
 		return l
 	}
-	if key.only == "" {
-		return nil
-	}
-	if l := s.out[peerKey{key.node, key.epoch, key.tenant, ""}]; l != nil && l.provider == key.only && l.cause() == nil {
+	free := peerKey{node: key.node, epoch: key.epoch, tenant: key.tenant}
+	if l := s.out[free]; l != nil && (key.only == "" || l.provider == key.only) && !slices.Contains(strings.Split(key.without, ","), l.provider) && l.cause() == nil {
 		return l
 	}
 	return nil
 }
 
-// checkOnly refuses a provider that this node does not have.
+// checkOnly refuses a provider that this node does not have, and a reference that excludes all that it has.
 func (s *Links) checkOnly(ref *xfer.PeerRef) error {
+	if offer := s.allowed(ref); ref.Provider == "" && len(offer) == 0 {
+		return &fault.Error{Code: fault.NotSupported, Op: "dial", Peer: ref.Node, Field: "provider",
+			Detail: fmt.Sprintf("none is left without %q, this node has %q", ref.Without, s.offered())}
+	}
 	if ref.Provider == "" || s.provider(ref.Provider) != nil {
 		return nil
 	}
 	return &fault.Error{Code: fault.NotSupported, Op: "dial", Peer: ref.Node, Field: "provider",
-		Detail: fmt.Sprintf("%.64q, this node has %q", ref.Provider, s.offered())}
+		Detail: fmt.Sprintf("%.64q, this node has %q", ref.Provider, s.offered()) + s.whyAbsent(ref.Provider)}
 }
 
 // onlyError says of an error which provider alone was allowed. What has nothing to do with the provider stays as it is.
@@ -234,7 +238,8 @@ func (s *Links) restarted(ref *xfer.PeerRef) bool {
 }
 
 // connect makes a link that is started but not opened, by the best provider that works. One that cannot reach the peer
-// although both nodes have it (shm across hosts) costs a control connection: the session's parameters come with HELLO_OK.
+// although both nodes have it (shm across hosts, verbs between two fabrics) costs a control connection: the session's parameters
+// come with HELLO_OK.
 func (s *Links) connect(ctx context.Context, f *flight, ref xfer.PeerRef) (*link, error) {
 	for {
 		offer, reasons := s.usable(ref)
@@ -243,12 +248,15 @@ func (s *Links) connect(ctx context.Context, f *flight, ref xfer.PeerRef) (*link
 			if ref.Provider != "" {
 				l.reason = ref.Provider + ": the only one that was allowed"
 			}
+			if len(ref.Without) > 0 {
+				l.reason = l.provider + ": the best without " + strings.Join(ref.Without, ", ")
+			}
 			if len(reasons) > 0 {
 				l.reason = fallback(l.provider, reasons)
 			}
 			return l, nil
 		}
-		if tried == "" || len(offer) == 1 || ctx.Err() != nil || !errors.Is(err, fault.ErrPeerUnreachable) {
+		if tried == "" || len(offer) == 1 || ctx.Err() != nil || !replaceable(err) {
 			return nil, onlyError(&ref, tried, err)
 		}
 		s.shun(ref, tried, err)
@@ -296,7 +304,10 @@ func (s *Links) connectBy(ctx context.Context, f *flight, ref xfer.PeerRef, offe
 	if err := l.openSession(ctx, addrOf(conn), answer.Params); err != nil {
 		l.Close(err)
 		close(l.opened)
-		return nil, l.provider, l.cause()
+		if cause := l.cause(); cause != err { //nolint:errorlint // the same one or another: the link was lost before
+			return nil, "", cause
+		}
+		return nil, l.provider, err
 	}
 	return l, "", nil
 }
@@ -334,7 +345,7 @@ func (l *link) openSession(ctx context.Context, addr string, params []byte) erro
 // exchange says HELLO with an offer of providers and judges the answer.
 func (s *Links) exchange(conn net.Conn, ref *xfer.PeerRef, offer []string) (*wire.Hello, error) {
 	h := s.introduce(wire.NewHello(), ref.Tenant)
-	h.WantNode, h.WantEpoch, h.Providers = ref.Node, ref.Epoch, offer
+	h.WantNode, h.WantEpoch, h.Providers, h.Absent = ref.Node, ref.Epoch, offer, s.opt.Absent
 	f, err := wire.NewFrame(wire.KindHello, helloRequest, &h, nil)
 	if err != nil {
 		return nil, err

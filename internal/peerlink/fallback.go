@@ -1,6 +1,7 @@
 package peerlink
 
 import (
+	"slices"
 	"strings"
 	"time"
 
@@ -28,14 +29,23 @@ func (s *Links) usable(ref xfer.PeerRef) (offer []string, without []shunned) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	for _, name := range s.offered() {
+	allowed := s.allowed(&ref)
+	for _, name := range allowed {
 		if x, ok := s.shuns[way{ref.Node, ref.Epoch, name}]; ok && now.Before(x.until) {
 			without = append(without, x)
 		} else {
 			offer = append(offer, name)
 		}
 	}
+	if len(offer) == 0 { // of one that the reference excludes the last word was that it reaches the peer
+		return allowed, nil
+	}
 	return offer, without
+}
+
+// allowed lists the providers that ref does not exclude, the best first.
+func (s *Links) allowed(ref *xfer.PeerRef) []string {
+	return slices.DeleteFunc(s.offered(), func(p string) bool { return slices.Contains(ref.Without, p) })
 }
 
 // shun notes that a provider could not reach a peer.
@@ -60,8 +70,7 @@ func fallback(provider string, without []shunned) string {
 	for i, x := range without {
 		b.WriteString([]string{": ", "; "}[min(i, 1)] + x.provider + " is not usable: " + x.why)
 	}
-	text := b.String()
-	return strings.ToValidUTF8(text[:min(len(text), wire.MaxText)], "")
+	return wire.Text(b.String())
 }
 
 // inWords is an error without its code: what was done, to what, and why not.

@@ -125,7 +125,7 @@ func TestShunnedByEpoch(t *testing.T) {
 	assert.Equal(t, []string{"near", "tcp"}, offer)
 }
 
-// Only PeerUnreachable moves on to the next provider, and the last one's error is the dial's.
+// Only what is the provider's own affair moves on to the next one, and the last one's error is the dial's.
 func TestWhatEndsADial(t *testing.T) {
 	for _, c := range []struct {
 		name      string

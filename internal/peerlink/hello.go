@@ -6,7 +6,6 @@ import (
 	"io"
 	"net"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
@@ -49,6 +48,9 @@ func (s *Links) checkHello(h *wire.Hello) (version int, err error) {
 	if n := len(h.Providers); n > maxProviders {
 		return 0, fault.Invalid("hello", "providers", "%d, allowed 0..%d", n, maxProviders)
 	}
+	if n := len(h.Absent); n > maxProviders {
+		return 0, fault.Invalid("hello", "absent", "%d, allowed 0..%d", n, maxProviders)
+	}
 	for _, p := range h.Providers {
 		if err = wire.CheckName("hello", "providers", p); err != nil {
 			return 0, err
@@ -81,31 +83,6 @@ func checkAnswer(h, want *wire.Hello) error {
 		return violation("provider_reason", "%d bytes, allowed 0..%d", len(h.Reason), wire.MaxText)
 	}
 	return nil
-}
-
-// choose takes the first of the dialer's offer that this side has too, and says why.
-func choose(offer, have []string) (name, reason string, err error) {
-	var common, missing []string
-	for _, p := range offer {
-		switch {
-		case slices.Contains(have, p):
-			common = append(common, p)
-		case len(common) == 0:
-			missing = append(missing, p)
-		}
-	}
-	switch {
-	case len(common) == 0:
-		return "", "", fault.New(fault.NotSupported, "hello", "no provider in common: the dialer has %q, this node %q", offer, have)
-	case len(common) == 1:
-		reason = common[0] + ": the only provider both nodes have"
-	default:
-		reason = common[0] + ": the dialer's first choice of " + strings.Join(common, ", ")
-	}
-	if len(missing) > 0 {
-		reason += "; the accepting node has no " + strings.Join(missing, ", ")
-	}
-	return common[0], reason, nil
 }
 
 // tune prepares a control connection: small frames leave at once, and heartbeats take the place of keepalive.

@@ -217,12 +217,12 @@ func TestChoice(t *testing.T) {
 		{[]string{"shm", "verbs", "tcp"}, []string{"tcp", "verbs"}, "verbs",
 			"verbs: the dialer's first choice of verbs, tcp; the accepting node has no shm"},
 	} {
-		name, reason, err := choose(c.offer, c.have)
+		name, reason, err := choose(side{names: c.offer}, side{names: c.have})
 		require.NoError(t, err)
 		assert.Equal(t, c.name, name)
 		assert.Equal(t, c.reason, reason)
 	}
-	_, _, err := choose([]string{"verbs"}, []string{"tcp"})
+	_, _, err := choose(side{names: []string{"verbs"}}, side{names: []string{"tcp"}})
 	assert.ErrorIs(t, err, fault.ErrNotSupported)
 }
 

@@ -3,6 +3,7 @@ package peerlink
 import (
 	"context"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,10 +39,17 @@ type Links struct {
 
 var _ xfer.Dialer = (*Links)(nil)
 
-// peerKey names what there is one outgoing link of. only is the one provider that the link may use; "": the best.
-type peerKey struct{ node, epoch, tenant, only string }
+// peerKey names what there is one outgoing link of. only is the one provider that the link may use; "": the best besides those of
+// without, which are sorted and joined by commas.
+type peerKey struct{ node, epoch, tenant, only, without string }
 
-func keyOf(ref *xfer.PeerRef) peerKey { return peerKey{ref.Node, ref.Epoch, ref.Tenant, ref.Provider} }
+func keyOf(ref *xfer.PeerRef) peerKey {
+	k := peerKey{node: ref.Node, epoch: ref.Epoch, tenant: ref.Tenant, only: ref.Provider}
+	if k.only == "" && len(ref.Without) > 0 {
+		k.without = strings.Join(slices.Compact(slices.Sorted(slices.Values(ref.Without))), ",")
+	}
+	return k
+}
 
 // way is a provider to a peer's incarnation.
 type way struct{ node, epoch, provider string }

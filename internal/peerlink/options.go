@@ -25,11 +25,17 @@ type Handler interface {
 	LinkDown(l xfer.Link, reason error)
 }
 
-// LaneServer takes connections that open with "KVXL"; rdma/tcp is one. ServeLane returns when the connection's hello
-// is over and closes it on an error.
+// LaneServer takes a provider's connections, of which prefix was read; rdma/tcp is one. ServeLane returns when the connection's
+// hello is over and closes it on an error. Over TLS conn is a *tls.Conn.
 type LaneServer interface {
 	ServeLane(conn net.Conn, prefix []byte) error
 }
+
+// LaneFunc is a LaneServer.
+type LaneFunc func(conn net.Conn, prefix []byte) error
+
+// ServeLane calls f.
+func (f LaneFunc) ServeLane(conn net.Conn, prefix []byte) error { return f(conn, prefix) }
 
 // Options sets Links up. Node, Epoch, Providers and Handler are required; the zero value of others means the default.
 type Options struct {
@@ -38,8 +44,12 @@ type Options struct {
 	Tenant   string // of connections and PeerRefs that name none
 	Software string // for people: "kvxfer 0.1.0"
 
-	Providers   []rdma.Provider // best first, 1 to 16 of different names
-	Lanes       LaneServer      // nil: lanes are closed like garbage
+	Providers []rdma.Provider // best first, 1 to 16 of different names
+	// Lanes takes the providers' connections, by the 4 bytes that they open with: "KVXL" is rdma/tcp's. Others are closed like
+	// garbage.
+	Lanes map[string]LaneServer
+	// Absent are providers that this node would have and cannot use, and why: peers that have them say it in their reasons.
+	Absent      []wire.Absence
 	Handler     Handler
 	NextSession func() rdma.SessionID // never the same twice in the process; default: a counter of its own
 
@@ -115,6 +125,18 @@ func (o *Options) validate() error {
 				return fault.Invalid(op, "Providers", "two are called %q, allowed are different names", p.Name())
 			}
 		}
+	}
+	for prefix, lanes := range o.Lanes {
+		if len(prefix) != prefixLen || prefix == controlPrefix || peertls.First([]byte(prefix)) || lanes == nil {
+			return fault.Invalid(op, "Lanes", "%q, allowed are %d bytes that open neither a control connection nor TLS, with a server", prefix, prefixLen)
+		}
+	}
+	h.Absent = o.Absent
+	if err := h.Validate(); err != nil {
+		return err
+	}
+	if n := len(o.Absent); n > maxProviders {
+		return fault.Invalid(op, "Absent", "%d, allowed 0..%d", n, maxProviders)
 	}
 	if o.Handler == nil {
 		return fault.Invalid(op, "Handler", "nil, want a handler")

@@ -91,13 +91,13 @@ func (s *Links) identifySecured(ctx context.Context, conn net.Conn, first []byte
 	if _, err := io.ReadFull(c, header[:prefixLen]); err != nil {
 		return s.visitError(peertls.Explain(err))
 	}
-	switch string(header[:prefixLen]) {
-	case controlPrefix:
+	if string(header[:prefixLen]) == controlPrefix {
 		return s.acceptControl(secured{c}, header, free)
-	case lanePrefix:
-		return s.acceptLane(c, header[:prefixLen], free)
 	}
-	return violation("magic", "%q opens neither a control connection nor a lane", header[:prefixLen])
+	if lanes := s.opt.Lanes[string(header[:prefixLen])]; lanes != nil {
+		return s.acceptLane(c, header[:prefixLen], lanes, free)
+	}
+	return violation("magic", "%q opens neither a control connection nor a lane of a provider here", header[:prefixLen])
 }
 
 // refuseClear answers a control connection in clear where TLS is required, in the frames that its dialer reads.

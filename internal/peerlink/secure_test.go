@@ -103,7 +103,7 @@ func TestLanesOverTLSAreHandedOn(t *testing.T) {
 	ca := certtest.New("ca")
 	lanes := newHallway()
 	defer lanes.close()
-	b := newNode(t, "b", epochB, over(identityOf(t, ca, "b")), func(o *Options) { o.Lanes = lanes })
+	b := newNode(t, "b", epochB, over(identityOf(t, ca, "b")), func(o *Options) { o.Lanes = laneDoor(lanes) })
 	send(t, rawOver(t, b, identityOf(t, ca, "a")), []byte("KVXLhello"))
 	assert.Equal(t, "KVXL", <-lanes.prefixes)
 	send(t, raw(t, b.addr), []byte("KVXLclear"))

@@ -38,6 +38,9 @@ type Hello struct {
 	Provider  string   `json:"provider,omitempty"`
 	Reason    string   `json:"provider_reason,omitempty"`
 	Params    []byte   `json:"provider_params,omitempty"`
+	// Absent: in a peer's HELLO the providers that the dialer would have and cannot use, for the reason that is told of the one
+	// that is taken.
+	Absent []Absence `json:"absent,omitempty"`
 
 	// Local HELLO_OK: what a client needs to know of its daemon.
 	BootID string `json:"boot_id,omitempty"`

@@ -331,4 +331,8 @@ type Status struct {
 	Clients   int      `json:"clients"`
 	Leases    int      `json:"leases"`
 	Transfers int      `json:"transfers"`
+	// Absent are the providers that the node would have and cannot use.
+	Absent []Absence `json:"absent,omitempty"`
+	// Unregistered are providers that refused memory of clients which others took: its transfers go over those.
+	Unregistered []Unregistered `json:"unregistered,omitempty"`
 }

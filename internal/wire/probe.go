@@ -31,6 +31,19 @@ type ProbeInfo struct {
 	Addr      string      `json:"addr"`                // at which it was dialed
 	Providers []string    `json:"providers,omitempty"` // of the far node, as it announced them
 	Steps     []ProbeStep `json:"steps"`               // this node writes, it reads, the far node writes, it reads
+	Ways      []ProbeWay  `json:"ways,omitempty"`      // from this node, of a provider that chooses; as they are after the steps
+	Unused    []string    `json:"unused,omitempty"`    // in words: what of both sides it does not use, and why
+}
+
+// ProbeWay is a port of this node and one of the far node's that a provider has joined.
+type ProbeWay struct {
+	Local     string `json:"local"`
+	Peer      string `json:"peer"`
+	LocalAddr string `json:"local_addr"`
+	PeerAddr  string `json:"peer_addr"`
+	MTU       int    `json:"mtu"`              // bytes; 0: unknown
+	Shared    bool   `json:"shared,omitempty"` // one of the two ports is part of another way too
+	Why       string `json:"why"`
 }
 
 // ProbeStep is one transfer of a probe. Without an error the bytes arrived and are those that were sent.

@@ -39,6 +39,7 @@ var wireStructs = []struct {
 	section []string
 }{
 	{func() any { return &Hello{} }, []string{"HELLO and HELLO_OK"}},
+	{func() any { return &Absence{} }, []string{"HELLO and HELLO_OK", "STATUS"}},
 	{func() any { return &fault.Wire{} }, []string{"ERROR"}},
 	{func() any { return &layout.Layout{} }, []string{"Layout object"}},
 	{func() any { return &RegisterRegion{} }, []string{"REGISTER_REGION"}},
@@ -106,9 +107,11 @@ var wireStructs = []struct {
 	{func() any { return &LogLevel{} }, []string{"LOG_LEVEL"}},
 	{func() any { return &LogLevelInfo{} }, []string{"LOG_LEVEL"}},
 	{func() any { return &Status{} }, []string{"STATUS"}},
+	{func() any { return &Unregistered{} }, []string{"STATUS"}},
 	{func() any { return &Probe{} }, []string{"PROBE"}},
 	{func() any { return &ProbeInfo{} }, []string{"PROBE"}},
 	{func() any { return &ProbeStep{} }, []string{"PROBE", "PROBE_RUN"}},
+	{func() any { return &ProbeWay{} }, []string{"PROBE"}},
 	{func() any { return &Report{} }, []string{"REPORT"}},
 	{func() any { return &ProbeOpen{} }, []string{"PROBE_OPEN"}},
 	{func() any { return &ProbeOpened{} }, []string{"PROBE_OPEN"}},
@@ -278,6 +281,9 @@ func goldenCases() []golden {
 	add("probe", KindProbe, 21, &Probe{Node: "prefill-0", Provider: "tcp", Bytes: 1 << 20, TimeoutMillis: 10_000}, nil)
 	add("ok_probe", KindOK, 21, &ProbeInfo{Node: "prefill-0", Epoch: sampleEpoch, Addr: "[::1]:7420", Providers: []string{"shm", "tcp"},
 		Steps: []ProbeStep{step, failed}}, nil)
+	add("ok_probe_ways", KindOK, 21, &ProbeInfo{Node: "prefill-0", Epoch: sampleEpoch, Addr: "[::1]:7420", Providers: []string{"verbs"}, Steps: []ProbeStep{step, failed},
+		Ways:   []ProbeWay{{Local: "mlx5_0:1", Peer: "mlx5_2:1", LocalAddr: "10.0.0.1", PeerAddr: "10.0.0.2", MTU: 4096, Shared: true, Why: "10.0.0.1 and 10.0.0.2 are both in 10.0.0.0/24"}},
+		Unused: []string{"mlx5_1:1: no route"}}, nil)
 	add("report", KindReport, 22, &Report{What: ReportLog}, nil)
 	add("ok_report", KindOK, 22, nil, []byte("a line\n"))
 	add("probe_open", KindProbeOpen, 9, &ProbeOpen{Bytes: 1 << 20, Seed: bytes.Repeat([]byte{7}, 32), TTLMillis: 10_000}, nil)
@@ -290,5 +296,10 @@ func goldenCases() []golden {
 	add("trace_of", KindTraceOf, 9, &TraceOf{ID: sampleTransfer}, nil)
 	add("ok_trace_of", KindOK, 9, &TraceOfInfo{TraceID: sampleTrace, Peers: []string{"decode-0"}, LeftOff: 1}, lines)
 	add("ok_open_blocks", KindOK, 8, &OpenedBlocks{Lease: sampleLease, Secret: sampleSecret(), Blocks: 3}, nil)
+	absent := []Absence{{Provider: "verbs", Why: "no RDMA device"}}
+	add("hello_peer_absent", KindHello, 1, &Hello{MinVersion: 1, MaxVersion: 1, Tenant: "default", Node: "prefill-0", Epoch: sampleEpoch,
+		WantNode: "decode-0", WantEpoch: sampleEpoch, Providers: []string{"shm", "tcp"}, Absent: absent}, nil)
+	add("ok_status_absent", KindOK, 13, &Status{Node: "decode-0", Epoch: sampleEpoch, Version: "0.1.0", PeerAddr: "[::1]:7420", Providers: []string{"tcp"},
+		Nodes: []string{"decode-0"}, Absent: absent, Unregistered: []Unregistered{{Provider: "verbs", Regions: 2, Why: "RLIMIT_MEMLOCK"}}}, nil)
 	return out
 }

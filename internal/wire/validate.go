@@ -119,6 +119,11 @@ func (h *Hello) Validate() error {
 			return err
 		}
 	}
+	for _, a := range h.Absent {
+		if err := first(CheckName(op, "absent", a.Provider), checkText(op, "absent", a.Why, 0)); err != nil {
+			return err
+		}
+	}
 	return first(checkText(op, "software", h.Software, 0), checkText(op, "process", h.Process, 0))
 }
 

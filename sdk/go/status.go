@@ -9,15 +9,16 @@ import (
 
 // Status is the daemon as it describes itself.
 type Status struct {
-	Node              string   // its name
-	Epoch             string   // its incarnation, 32 hex digits
-	Version           string   // of its software
-	PeerAddr          string   // where peers reach it
-	HTTPAddr          string   // of its HTTP server, or ""
-	Providers         []string // what can move bytes, best first
-	Draining          bool     // it is shutting down and grants nothing new
-	RegistryConnected bool     // the registry answers
-	Nodes             []string // the nodes that it knows
+	Node              string            // its name
+	Epoch             string            // its incarnation, 32 hex digits
+	Version           string            // of its software
+	PeerAddr          string            // where peers reach it
+	HTTPAddr          string            // of its HTTP server, or ""
+	Providers         []string          // what can move bytes, best first
+	Absent            map[string]string // what the node would have besides and cannot use on its host, each with why
+	Draining          bool              // it is shutting down and grants nothing new
+	RegistryConnected bool              // the registry answers
+	Nodes             []string          // the nodes that it knows
 
 	Clients, Leases, Transfers int // how many it has now
 }
@@ -27,7 +28,11 @@ type Status struct {
 func (c *Client) Status(ctx context.Context) (Status, error) {
 	var w wire.Status
 	err := c.ask(ctx, request{op: "status", kind: wire.KindStatus, onOK: func(f *wire.Frame) error { return f.Decode(&w) }})
-	return Status{Node: w.Node, Epoch: w.Epoch, Version: w.Version, PeerAddr: w.PeerAddr, HTTPAddr: w.HTTPAddr, Providers: w.Providers,
+	absent := make(map[string]string, len(w.Absent))
+	for _, a := range w.Absent {
+		absent[a.Provider] = a.Why
+	}
+	return Status{Absent: absent, Node: w.Node, Epoch: w.Epoch, Version: w.Version, PeerAddr: w.PeerAddr, HTTPAddr: w.HTTPAddr, Providers: w.Providers,
 		Draining: w.Draining, RegistryConnected: w.Registry, Nodes: w.Nodes, Clients: w.Clients, Leases: w.Leases, Transfers: w.Transfers}, err
 }
 

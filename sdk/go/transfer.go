@@ -59,8 +59,8 @@ func OfInstance(name string) TransferOption {
 	return func(o *transferOptions) { o.identity.Instance = name }
 }
 
-// OnlyProvider names the one provider that may carry the transfer, "shm" or "tcp". Where it does not reach the peer the transfer
-// ends with PeerUnreachable, where one of the nodes does not have it with NotSupported, and the reason is told; nothing falls back.
+// OnlyProvider names the one provider that may carry the transfer, "shm", "verbs" (RDMA) or "tcp". Where it does not reach the peer the transfer
+// ends with PeerUnreachable, where one of the nodes does not have it, or not with this memory, with NotSupported, and the reason is told; nothing falls back.
 func OnlyProvider(name string) TransferOption {
 	return func(o *transferOptions) { o.identity.Provider = name }
 }

@@ -6,6 +6,7 @@ what a test adds (binaries under test) is a small one behind it.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import lzma
 import os
@@ -41,6 +42,7 @@ OPTIONAL = {"sch_plug", "ifb"}
 
 #: dash, because the shell of busybox prefers busybox's own ip and tc to those of iproute2.
 TOOLS = [
+    "/bin/busybox",
     "/bin/dash",
     "/usr/bin/rdma",
     "/usr/sbin/ip",
@@ -98,6 +100,18 @@ def libraries(binary: str | Path) -> set[str]:
     return set(re.findall(r"(/\S+) \(0x", said))
 
 
+PROVIDERS = Path("/usr/lib/x86_64-linux-gnu/libibverbs")
+
+
+@functools.cache
+def shared() -> frozenset[str]:
+    """The tools and libraries of this machine that every guest has, under the same paths."""
+    files = {*TOOLS, *(str(p) for p in PROVIDERS.glob("librxe-*.so"))}
+    for f in list(files):
+        files |= libraries(f)
+    return frozenset(files)
+
+
 def _module_files(unpacked: Path) -> list[Path]:
     files: list[Path] = []
     for module in MODULES:
@@ -127,22 +141,13 @@ def base(unpacked: Path) -> Path:
     part = out.with_suffix(f".{os.getpid()}")
     a = Archive(part)
     a.add("/init", agent)
-    a.add("/bin/busybox", Path("/bin/busybox").read_bytes())
     applets = subprocess.run(["/bin/busybox", "--list"], text=True, capture_output=True, check=True)
     for name in applets.stdout.split():
         if name not in ("busybox", "sh"):
             a.link(f"/bin/{name}", "busybox")
     a.link("/bin/sh", "dash")
-    libs: set[str] = set()
-    for tool in TOOLS:
-        a.add(tool, Path(tool).read_bytes())
-        libs |= libraries(tool)
-    providers = Path("/usr/lib/x86_64-linux-gnu/libibverbs")
-    for provider in providers.glob("librxe-*.so"):
-        a.add(str(provider), provider.read_bytes())
-        libs |= libraries(provider)
-    for lib in sorted(libs):
-        a.add(lib, Path(lib).read_bytes())
+    for name in sorted(shared()):
+        a.add(name, Path(name).read_bytes())
     a.add("/etc/libibverbs.d/rxe.driver", Path("/etc/libibverbs.d/rxe.driver").read_bytes(), 0o644)
     a.add("/etc/passwd", b"root:x:0:0:root:/tmp:/bin/sh\n", 0o644)
     a.add("/etc/group", b"root:x:0:\n", 0o644)
@@ -160,16 +165,18 @@ def base(unpacked: Path) -> Path:
     return out
 
 
+def with_libraries(files: Mapping[str, Path]) -> dict[str, Path]:
+    """``files`` and what they are linked with, where guests do not have it anyway."""
+    libs = {lib for file in files.values() for lib in libraries(file)} - shared()
+    return {**{lib: Path(lib) for lib in sorted(libs)}, **files}
+
+
 def build(unpacked: Path, files: Mapping[str, Path], out: Path) -> None:
     """Write ``out``: the base and ``files`` (the guest's path: the host's), with the libraries they need."""
     extra = out.with_suffix(".extra")
     a = Archive(extra)
-    libs: set[str] = set()
-    for name, file in files.items():
+    for name, file in with_libraries(files).items():
         a.add(name, file.read_bytes(), file.stat().st_mode & 0o777)
-        libs |= libraries(file)
-    for lib in sorted(libs):
-        a.add(lib, Path(lib).read_bytes())
     a.close()
     with out.open("wb") as f:
         for part in (base(unpacked), extra):

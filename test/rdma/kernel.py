@@ -41,6 +41,10 @@ def _apt(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str
 
 def packages() -> None:
     """Install what is missing, where that is possible; raises Unavailable where it is not."""
+    if os.uname().machine != "x86_64":
+        raise UnavailableError(
+            f"the machines are x86_64, and emulating them on {os.uname().machine} was never tried"
+        )
     missing = [name for name, file in PACKAGES.items() if not Path(file).exists()]
     if not missing:
         return

@@ -1,4 +1,4 @@
-"""Go tests that need an RDMA device, run in a virtual machine, or with RDMA_DEVICE on this host's own device."""
+"""Go tests that need an RDMA device, run in a virtual machine, or with RDMA_DEVICE on this host's own."""
 
 from __future__ import annotations
 
@@ -15,12 +15,17 @@ import kernel
 import network
 from vm import VM
 
-#: Packages with such tests. Without a device they skip; here they must not.
-PACKAGES = [
-    p
-    for p in ("./test/rdma/tapwire", "./rdma/verbs/internal/ibv", "./rdma/verbs")
-    if any((kernel.ROOT / p).glob("*_test.go"))
-]
+
+def packages() -> list[str]:
+    """The packages whose tests ask tapwire for a device, and tapwire. Without one those tests skip."""
+    ask = {
+        f.parent.relative_to(kernel.ROOT)
+        for f in (kernel.ROOT / "rdma").rglob("*_test.go")
+        if "kvxfer/test/rdma/tapwire" in f.read_text()
+    }
+    return ["./test/rdma/tapwire", *(f"./{p}" for p in sorted(ask))]
+
+
 DEVICES = os.environ.get("KVXFER_RDMA_DEVICES", "")
 #: What a whole package may take, in seconds; the machine is slow.
 LIMIT = 480
@@ -36,7 +41,9 @@ def name(package: str) -> str:
 def binary(package: str) -> Path:
     """The package's tests as a program, without the race detector, which takes too long under TCG."""
     out = kernel.BUILD / f"{name(package)}.test"
-    subprocess.run(["go", "test", "-c", "-trimpath", "-o", out, package], cwd=kernel.ROOT, check=True)
+    subprocess.run(
+        ["go", "test", "-c", "-trimpath", "-ldflags=-w", "-o", out, package], cwd=kernel.ROOT, check=True
+    )
     return out
 
 
@@ -44,7 +51,7 @@ def binary(package: str) -> Path:
 def guest_files() -> Mapping[str, Path]:
     """The tests' programs and their data, each package in a directory of its own."""
     files: dict[str, Path] = {}
-    for p in PACKAGES:
+    for p in packages():
         files[f"/pkg/{name(p)}/run"] = binary(p)
         for f in (kernel.ROOT / p / "testdata").rglob("*"):
             if f.is_file():
@@ -79,7 +86,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 
 @pytest.mark.timeout(LIMIT + 240)
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", packages())
 def test_package(package: str, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     """Every test of the package passes; what skips is shown with its reason."""
     seed = os.environ.get("KVXFER_SEED", str(time.time_ns()))

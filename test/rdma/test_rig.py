@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -56,6 +54,17 @@ def test_signals(one: VM) -> None:
     p = one.start(["sleep", "1000"])
     p.kill()
     assert p.wait().rc == -signal.SIGKILL
+
+
+def test_install(one: VM, tmp_path: Path) -> None:
+    """Binaries come with their libraries, also over one that runs."""
+    one.install({"/usr/bin/mine": Path("/bin/sleep")})
+    p = one.start(["mine", "1000"])
+    one.install({"/usr/bin/mine": Path("/bin/echo")})
+    assert one.run(["mine", "x"]).out == "x\n"
+    assert p.running
+    p.kill()
+    p.wait()
 
 
 def test_input(one: VM) -> None:
@@ -130,29 +139,39 @@ def test_netem_meets_roce_alone(pair: Pair, family: str) -> None:
         pair.a.drop_delayed("eth0")
 
 
-def test_ends_with_its_host(machines: None) -> None:
-    """A machine whose owner is killed is gone soon after."""
-    script = (
-        "import sys, time\n"
-        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "import vm\n"
-        "v = vm.VM('orphan').booted()\n"
-        "print(v._qemu.pid, flush=True)\n"
-        "time.sleep(600)\n"
-    )
-    owner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    try:
-        assert owner.stdout is not None
-        qemu = int(owner.stdout.readline())
-    finally:
-        owner.kill()
-        owner.wait()
-        if owner.stdout:
-            owner.stdout.close()
-    deadline = time.monotonic() + 60
-    while Path(f"/proc/{qemu}/cmdline").exists() and b"qemu" in Path(f"/proc/{qemu}/cmdline").read_bytes():
-        assert time.monotonic() < deadline, "QEMU outlived its owner"
-        time.sleep(0.05)
+def test_cable(pair: Pair) -> None:
+    """A pulled cable takes the carrier and the RDMA port's state, and nothing else; put back it works."""
+    state = "/sys/class/infiniband/rxe1/ports/1/state"
+    pair.b.cable("eth1", plugged=False)
+    pair.b.run(f"until grep -q DOWN {state}; do sleep 0.05; done")
+    pair.a.run(["ping", "-c", "1", "-W", "1", network.ends("b")[0].ipv4])
+    assert pair.a.run(["ping", "-c", "1", "-W", "1", network.ends("b")[1].ipv4], check=False).rc == 1
+    pair.b.cable("eth1", plugged=True)
+    pair.b.run(f"until grep -q ACTIVE {state}; do sleep 0.05; done")
+    write_bw(pair, 1, GID["ipv6"], 5)
+
+
+def test_link_down_and_up(pair: Pair) -> None:
+    """Taken down by the guest, a device comes back with its addresses of both families."""
+    pair.b.link("eth1", up=False)
+    pair.b.run("until grep -q DOWN /sys/class/infiniband/rxe1/ports/1/state; do sleep 0.05; done")
+    pair.b.link("eth1", up=True)
+    pair.b.run("until grep -q ACTIVE /sys/class/infiniband/rxe1/ports/1/state; do sleep 0.05; done")
+    for index in GID.values():
+        write_bw(pair, 1, index, 5)
+
+
+def test_freeze(pair: Pair) -> None:
+    """A frozen machine does nothing and goes on afterwards."""
+    p = pair.b.start("while :; do echo tick; sleep 0.05; done")
+    p.wait_for("tick")
+    pair.b.freeze()
+    assert pair.a.run(["ping", "-c", "1", "-W", "1", network.ends("b")[0].ipv4], check=False).rc == 1
+    seen = p.output()
+    pair.b.thaw()
+    p.wait_for(seen + "tick")
+    p.kill()
+    p.wait()
 
 
 def test_kernel_is_kept() -> None:

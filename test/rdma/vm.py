@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import itertools
 import json
 import signal
@@ -20,6 +21,7 @@ from typing import IO, NamedTuple
 import initramfs
 import kernel
 import network
+from monitor import Monitor
 
 CHUNK = 256 << 10
 #: A boot takes about five seconds on an idle machine of two cores.
@@ -143,10 +145,17 @@ class VM:
         self._ready = False
         self._gone = False
         self._bands: set[str] = set()
+        self._unplugged: set[str] = set()
+        self._installed = {
+            name: hashlib.sha256(file.read_bytes()).hexdigest()
+            for name, file in initramfs.with_libraries(files or {}).items()
+        }
         self._logs: list[IO[bytes]] = []
         self.began = time.monotonic()
         self.boot_seconds = 0.0
         self._port, theirs = socket.socketpair()
+        ours, monitor = socket.socketpair()
+        self._monitor = Monitor(ours)
         args = [
             *(
                 "qemu-system-x86_64",
@@ -165,6 +174,7 @@ class VM:
             *("-serial", f"file:{self.console}", "-device", "virtio-serial-pci"),
             *("-chardev", f"socket,id=agent,fd={theirs.fileno()}"),
             *("-device", "virtserialport,chardev=agent,name=kvxfer.guest"),
+            *("-chardev", f"socket,id=qmp,fd={monitor.fileno()}", "-mon", "chardev=qmp,mode=control"),
         ]
         for i, nic in enumerate(nics):
             mac = f"52:54:00:00:{i:02x}:{sum(role.encode()) & 0xFF:02x}"
@@ -180,12 +190,14 @@ class VM:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=[theirs.fileno(), *(n.fileno() for n in nics)],
+                pass_fds=[theirs.fileno(), monitor.fileno(), *(n.fileno() for n in nics)],
                 preexec_fn=_die_with_parent,
             )
         theirs.close()
+        monitor.close()
         for nic in nics:
             nic.close()
+        self._send(0, b"H", b"")
         self._reader = threading.Thread(target=self._read, name=f"vm-{role}", daemon=True)
         self._reader.start()
 
@@ -195,6 +207,8 @@ class VM:
             self._changed.wait_for(lambda: self._ready or self._gone, timeout)
             if not self._ready:
                 raise GuestError(f"{self.role} did not boot in {timeout:.0f} s: {self._said()}")
+        # QEMU has read it, and a run that is killed leaves less behind.
+        (Path(self._dir.name) / "initrd").unlink(missing_ok=True)
         return self
 
     def run(
@@ -251,14 +265,48 @@ class VM:
         return Process(self, stream, words)
 
     def put(self, path: str, data: bytes, mode: int = 0o755) -> None:
-        """Write a file of the machine. What is large goes into the machine's ``files`` instead."""
+        """Write a file of the machine, of any size."""
+        streams = []
         for at in range(0, max(len(data), 1), CHUNK):
             head = json.dumps({"path": path, "mode": mode, "append": at > 0}).encode()
-            self._done(b"W", head + b"\n" + data[at : at + CHUNK], path)
+            streams.append(self._ask(b"W", head + b"\n" + data[at : at + CHUNK]))
+        for stream in streams:
+            self._answer(stream, path)
+
+    def install(self, files: Mapping[str, Path]) -> None:
+        """Copy files of the host into the machine (its path: the host's), with the libraries they need.
+
+        What the machine has already from here is not copied again.
+        """
+        for name, file in initramfs.with_libraries(files).items():
+            data = file.read_bytes()
+            mark = hashlib.sha256(data).hexdigest()
+            if self._installed.get(name) != mark:
+                self.run(["rm", "-f", name])  # what runs cannot be overwritten
+                self.put(name, data, file.stat().st_mode & 0o777)
+                self._installed[name] = mark
+
+    def reset(self) -> None:
+        """End every command, forget what was delayed and plug cables in, for another test file to go on."""
+        with self._changed:
+            left = [i for i, s in self._streams.items() if s.result is None]
+        for i in left:
+            self._send(i, b"S", bytes([signal.SIGKILL]))
+        for i in left:
+            self._finished(i, 60, "a command that was left running")
+        with self._changed:
+            self._streams.clear()
+        for log in self._logs:
+            log.close()
+        self._logs.clear()
+        for dev in list(self._bands):
+            self.drop_delayed(dev)
+        for dev in list(self._unplugged):
+            self.cable(dev, plugged=True)
 
     def get(self, path: str) -> bytes:
         """Read a file of the machine."""
-        return bytes(self._done(b"R", path.encode(), path).parts[b"d"])
+        return bytes(self._answer(self._ask(b"R", path.encode()), path).parts[b"d"])
 
     def netem(
         self,
@@ -289,9 +337,28 @@ class VM:
         """Take a network device of the guest down or up, as its administrator would."""
         self.run(["ip", "link", "set", dev, "up" if up else "down"])
 
-    def _done(self, kind: bytes, payload: bytes, what: str) -> _Stream:
+    def cable(self, dev: str, plugged: bool) -> None:
+        """Pull this machine's end of a cable out of ``eth0`` and so on, or put it back: the carrier is lost.
+
+        Addresses and RDMA devices stay. The other machine sees no more than packets that do not come.
+        """
+        self._monitor.do("set_link", name=f"n{dev.removeprefix('eth')}", up=plugged)
+        (self._unplugged.discard if plugged else self._unplugged.add)(dev)
+
+    def freeze(self) -> None:
+        """Stop the whole machine, with its kernel and devices, until ``thaw``."""
+        self._monitor.do("stop")
+
+    def thaw(self) -> None:
+        """Let the machine go on; its clock goes on where it stopped."""
+        self._monitor.do("cont")
+
+    def _ask(self, kind: bytes, payload: bytes) -> int:
         stream = self._open(_Stream())
         self._send(stream, kind, payload)
+        return stream
+
+    def _answer(self, stream: int, what: str) -> _Stream:
         s = self._finished(stream, 120, what)
         with self._changed:
             del self._streams[stream]
@@ -360,12 +427,22 @@ class VM:
         """Whether the machine runs and its agent answers."""
         return not self._gone and self._qemu.poll() is None
 
+    @property
+    def pid(self) -> int:
+        """QEMU's process."""
+        return self._qemu.pid
+
+    def hang_up(self) -> None:
+        """Leave the agent alone; it powers the machine off."""
+        self._port.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """End the machine at once."""
         self._qemu.kill()
         self._qemu.wait()
         self._reader.join(10)
         self._port.close()
+        self._monitor.close()
         for log in self._logs:
             log.close()
         self._dir.cleanup()

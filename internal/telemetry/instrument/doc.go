@@ -5,7 +5,7 @@
 // from it by the rules of OpenTelemetry. An attribute is a label there.
 //
 // No attribute names a node, peer, cache, model, tenant or client: how many series a daemon has depends on its version
-// and its providers alone, never on its load.
+// and its providers, and on the host's RDMA ports, alone, never on its load.
 //
 // Invariants, each with the test that holds it:
 //   - docs/metrics.md says what List says: TestDocsList

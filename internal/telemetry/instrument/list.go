@@ -39,6 +39,10 @@ const (
 	Caches         = "kvxfer.caches"
 	Links          = "kvxfer.links"
 	Errors         = "kvxfer.errors"
+	PortActive     = "kvxfer.rdma.port.active"
+	PortTraffic    = "kvxfer.rdma.port.traffic"
+	PortPackets    = "kvxfer.rdma.port.packets"
+	PortEvents     = "kvxfer.rdma.port.events"
 	Connected      = "kvxfer.registry.connected"
 	HeartbeatAge   = "kvxfer.registry.heartbeat.age"
 	ViewAge        = "kvxfer.registry.view.age"
@@ -67,6 +71,9 @@ const (
 	KeyWhere     = attribute.Key("where")
 	KeyCode      = attribute.Key("code")
 	KeyReason    = attribute.Key("reason")
+	KeyDevice    = attribute.Key("device")
+	KeyPort      = attribute.Key("port")
+	KeyEvent     = attribute.Key("event")
 	KeyVersion   = attribute.Key("version")
 	KeyGo        = attribute.Key("go_version")
 
@@ -107,8 +114,10 @@ func (d *Doc) Prometheus() string {
 }
 
 var (
-	provider     = Attribute{KeyProvider, []string{"shm", "tcp"}, ""}
-	providerNone = Attribute{KeyProvider, []string{"shm", "tcp", NoLink}, "`shm`, `tcp`, `none` (it ended before it had a link)"}
+	provider     = Attribute{KeyProvider, []string{"shm", "verbs", "tcp"}, ""}
+	device       = Attribute{KeyDevice, nil, "its name, as `rdma link` has it"}
+	port         = Attribute{KeyPort, nil, "its number, from 1"}
+	providerNone = Attribute{KeyProvider, []string{"shm", "verbs", "tcp", NoLink}, "`shm`, `verbs`, `tcp`, `none` (it ended before it had a link)"}
 	transferKind = Attribute{KeyKind, []string{"push", "pull", "scatter"}, ""}
 	leaseKind    = Attribute{KeyKind, []string{"write", "read", "raw_write", "raw_read"}, ""}
 	result       = Attribute{KeyResult, nil, "`DONE`, or a name of [errors.md](errors.md)"}
@@ -122,6 +131,10 @@ var (
 	fenceBuckets    = []float64{.00001, .000025, .00005, .0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .5, 1}
 	leaseBuckets    = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 3600}
 )
+
+// PortEventNames are the events of a port, those of rdma/verbs/sysfs.
+var PortEventNames = []string{"retransmission", "timeout", "sequence_nak", "out_of_sequence", "duplicate", "receiver_not_ready", "no_receive", "retries_exceeded",
+	"refused", "refused_by_peer", "ecn_marked", "cnp_sent", "cnp_handled", "cnp_ignored", "receive_error", "discarded", "link_down"}
 
 // List is every metric, in the order of docs/metrics.md.
 var List = []Doc{
@@ -153,6 +166,12 @@ var List = []Doc{
 	{Links, Gauge, "{link}", []Attribute{provider, {KeyDirection, []string{"out", "in"}, ""}}, "Links that are up: dialed by this node; by the peer.", nil},
 	{Errors, Counter, "{error}", []Attribute{{KeyWhere, []string{"request", "peer"}, ""}, {KeyCode, nil, "a name of [errors.md](errors.md)"}},
 		"Requests answered with an error: of clients; of peers. Transfers and leases that fail later are counted by their results.", nil},
+	{PortActive, Gauge, "", []Attribute{device, port}, "1 while a port of an RDMA device is ACTIVE, else 0. Without such devices this and the next three are not there.", nil},
+	{PortTraffic, Counter, "By", []Attribute{device, port, {KeyDirection, []string{"sent", "received"}, ""}},
+		"What the port has sent and received, headers included and everybody's, since its driver was loaded; where the driver counts it.", nil},
+	{PortPackets, Counter, "{packet}", []Attribute{device, port, {KeyDirection, []string{"sent", "received"}, ""}}, "The same in packets.", nil},
+	{PortEvents, Counter, "{event}", []Attribute{device, port, {KeyEvent, PortEventNames, ""}},
+		"What its counters tell of losses and congestion (see below), everybody's, since its driver was loaded; where the driver counts it.", nil},
 	{Connected, Gauge, "", nil, "1 while the view of the registry follows it, else 0.", nil},
 	{HeartbeatAge, Gauge, "s", nil, "Since this node's entry was last written to the registry.", nil},
 	{ViewAge, Gauge, "s", nil, "Since the view last heard from the registry, whose nodes all write every heartbeat.", nil},

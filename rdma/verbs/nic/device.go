@@ -7,7 +7,7 @@ import (
 
 // Host is an RDMA stack.
 type Host interface {
-	// Devices lists what is there, also without the library. An empty list is no error.
+	// Devices lists what is there, also without the library. An empty list is no error. GIDs may be left out: Device.Port has them.
 	Devices() ([]DeviceInfo, error)
 	// Open makes a device usable: a context, a protection domain, a completion channel. NotSupported says why the library or
 	// the device cannot be used; PermissionDenied names the file that may not be opened.

@@ -13,4 +13,6 @@
 //   - A RECEIVE completes after the bytes of all WRITEs that the peer posted before its SEND on that queue pair are visible.
 //   - What a QP still had queued when it was reset or destroyed completes no more; completions of an unknown QP number may still
 //     come and mean nothing.
+//
+// Names of devices are ordered as people do, one order for all: TestCompareNames, FuzzCompareNames.
 package nic

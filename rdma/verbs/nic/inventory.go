@@ -39,6 +39,7 @@ type PortInfo struct {
 	Gbps      float64
 	Netdev    string // RoCE: the interface below it; "" where another network namespace has it
 	GIDs      []GIDInfo
+	PKeys     []uint16 // the table of partition keys, by index; 0: an empty entry; nil: unknown
 }
 
 // GIDType of a table entry.

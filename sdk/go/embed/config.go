@@ -68,8 +68,11 @@ type Config struct {
 	// Heartbeat is the time between two signs of life in the registry, 50ms..10m. 0: 2s.
 	Heartbeat time.Duration
 
-	// Providers are the ways that blocks may take to and from peers, best first. None: shm, tcp.
+	// Providers are the ways that blocks may take to and from peers, best first. None: shm, verbs, tcp, without verbs where this host
+	// cannot use RDMA. Named here, one that cannot be used fails the start.
 	Providers []string
+	// RDMA are the settings of the provider verbs.
+	RDMA RDMA
 
 	// TraceFile is a file that traces are appended to, as OTLP JSON lines. "": none.
 	TraceFile string
@@ -81,6 +84,23 @@ type Config struct {
 
 	// Logger is where the node logs. nil: slog.Default().
 	Logger *slog.Logger
+}
+
+// RDMA says which devices the provider verbs uses, and how (docs/rdma.md).
+type RDMA struct {
+	Devices []string // that it may use, "mlx5_0", "mlx5_0:1" or a pattern, "mlx5_*"; none: all
+	Exclude []string // that it may not use
+	GID     string   // only ports that have this address; "": chosen
+
+	TrafficClass int    // 0..255
+	ServiceLevel int    // 0..15
+	PKey         uint16 // 0: 0xffff
+	Timeout      int    // 1..31: 4.096 us x 2^Timeout until a packet is sent again; 0: 16, which is 268 ms
+	Retries      int    // 1..6; 0: 6
+	Lanes        int    // queue pairs a pair of NICs, 1..64; 0: 4
+
+	NoWindows         bool // memory windows are not used
+	NoRelaxedOrdering bool // of payload, on PCIe
 }
 
 // AllowedTenant is a tenant that clients of some users may name.
@@ -101,7 +121,7 @@ func (c Config) checked() (*config.Config, error) {
 		DrainTimeout: c.DrainTimeout, Heartbeat: c.Heartbeat, TraceFile: c.TraceFile, TraceKeep: c.TraceKeep,
 		RegistryReplicas: c.RegistryReplicas, InsecureNATS: c.InsecureNATS,
 		Registry:  natsaccess.Files{Creds: c.NATSCreds, User: c.NATSUser, Password: c.NATSPasswordFile, Token: c.NATSTokenFile, CA: c.NATSTLSCA, Cert: c.NATSTLSCert, Key: c.NATSTLSKey},
-		Providers: c.Providers,
+		Providers: c.Providers, RDMA: config.RDMA(c.RDMA),
 	}
 	if in.Listen == "" {
 		in.Listen = anyPort

@@ -199,7 +199,7 @@ func TestFailedStartLeavesNothing(t *testing.T) {
 
 func TestWrongFieldsAreNamed(t *testing.T) {
 	temp := ownTemp(t)
-	err := refused(t, embed.Config{Node: "a b", Lanes: 65, Heartbeat: -time.Second, Providers: []string{"verbs"}})
+	err := refused(t, embed.Config{Node: "a b", Lanes: 65, Heartbeat: -time.Second, Providers: []string{"rdma"}})
 	require.ErrorIs(t, err, kvxfer.ErrConfigInvalid)
 	for _, text := range []string{`field="node"`, `field="lanes"`, "allowed: 1 to 64", `field="heartbeat"`, `field="providers"`, "from the program"} {
 		assert.ErrorContains(t, err, text)

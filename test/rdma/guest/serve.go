@@ -15,6 +15,7 @@ import (
 
 // Kinds of frames. The host sends the upper-case ones.
 const (
+	kindHello   = 'H' // nothing; sent first, so that an empty port before it is not taken for a host that hung up
 	kindCommand = 'C' // command as JSON
 	kindSignal  = 'S' // one byte: the signal for the stream's command and all it started
 	kindInput   = 'I' // bytes for the stream's standard input; none closes it
@@ -87,7 +88,7 @@ func (s *server) serve() error {
 	}
 }
 
-// untilConnected reads the port: before the host's end is connected it reads as empty, afterwards that means the host is gone.
+// untilConnected reads the port: before the host's end is connected it reads as empty, behind its hello that means the host is gone.
 type untilConnected struct {
 	f   *os.File
 	had bool

@@ -186,10 +186,10 @@ func (w *Wire) read(from int) {
 	for {
 		n, err := w.ends[from].Read(buf)
 		w.mu.Lock()
-		if err != nil {
-			if !w.closed {
-				w.err = errors.Join(w.err, err)
-			}
+		if err != nil && !w.closed {
+			w.err = errors.Join(w.err, err)
+		}
+		if err != nil || w.closed {
 			w.mu.Unlock()
 			return
 		}

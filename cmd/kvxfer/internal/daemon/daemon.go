@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/internal/socketpath"
 	"github.com/kvxfer/kvxfer/internal/version"
@@ -52,6 +54,26 @@ func Dial(ctx context.Context, path, tenant string) (*Conn, error) {
 		return nil, err
 	}
 	return c, nil
+}
+
+// PID is the daemon's process, as the kernel has it for the connection; 0 where it does not say, or where that process is of
+// another namespace.
+func (c *Conn) PID() int {
+	u, is := c.conn.(*net.UnixConn)
+	if !is {
+		return 0
+	}
+	raw, err := u.SyscallConn()
+	if err != nil {
+		return 0
+	}
+	pid := 0
+	_ = raw.Control(func(fd uintptr) {
+		if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+			pid = int(cred.Pid)
+		}
+	})
+	return pid
 }
 
 // Call sends a request and reads its answer's body into out (nil: it has none) and returns its array. Events in

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"net"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -86,4 +87,13 @@ func TestNobodyThere(t *testing.T) {
 	_, err := Dial(t.Context(), path, "")
 	require.ErrorIs(t, err, fault.ErrDaemonUnavailable)
 	assert.Contains(t, err.Error(), path)
+}
+
+func TestPIDIsTheListeners(t *testing.T) {
+	c, err := Dial(t.Context(), fake(t, func(q wire.Frame) []wire.Frame {
+		return []wire.Frame{frame(t, wire.KindHelloOK, q.Request, &wire.Hello{Node: "n", Version: 1})}
+	}), "")
+	require.NoError(t, err)
+	defer c.Close()
+	assert.Equal(t, os.Getpid(), c.PID())
 }

@@ -5,4 +5,5 @@
 // Invariants, each with the test that holds it:
 //   - a request's answer or a typed error comes by the context's deadline: TestEveryCallEnds
 //   - what is no daemon's socket is said so, with the path: TestNobodyThere
+//   - the process that is told is the one that listens: TestPIDIsTheListeners
 package daemon

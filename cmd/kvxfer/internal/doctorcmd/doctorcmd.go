@@ -14,7 +14,6 @@ import (
 	"github.com/kvxfer/kvxfer/internal/config"
 	"github.com/kvxfer/kvxfer/internal/doctor"
 	"github.com/kvxfer/kvxfer/internal/fault"
-	"github.com/kvxfer/kvxfer/internal/node"
 	"github.com/kvxfer/kvxfer/internal/socketpath"
 	"github.com/kvxfer/kvxfer/internal/wire"
 )
@@ -23,8 +22,8 @@ const help = `Usage:
   kvxfer doctor [--config FILE] [--socket PATH] [--json]
   kvxfer doctor --peer NODE [--provider NAME] [--timeout D] [--socket PATH] [--json]
 
-Says what this host can do and why not: kernel, limits, memory, clock, directories, ports, the registry, certificates, and each
-provider's own code with a megabyte inside this process. It works with a running daemon and without one.
+Says what this host can do and why not: kernel, limits, memory, clock, directories, ports, the registry, certificates, RDMA devices, and
+each provider's own code with a megabyte inside this process. It works with a running daemon and without one.
 
 With --peer the running daemon moves a megabyte of random bytes to and from another node over each provider, begun by both
 sides, and compares what arrived.
@@ -97,36 +96,16 @@ func Host(ctx context.Context, file, socket string) Report {
 	s := doctor.Subject{Host: doctor.This(), Socket: Place(file, socket)}
 	s.Config, s.ConfigErr = load(file)
 	conn, err := daemon.Dial(ctx, s.Socket, "")
+	var st wire.Status
 	if err == nil {
-		var st wire.Status
 		if _, err = conn.Call(ctx, wire.KindStatus, nil, nil, &st); err == nil {
-			s.Daemon = &doctor.Daemon{Node: st.Node, Version: st.Version, PeerAddr: st.PeerAddr, HTTPAddr: st.HTTPAddr, Draining: st.Draining, Registry: st.Registry}
+			s.Daemon = &doctor.Daemon{Node: st.Node, Version: st.Version, PeerAddr: st.PeerAddr, HTTPAddr: st.HTTPAddr, PID: conn.PID(), Draining: st.Draining, Registry: st.Registry}
 		}
 		conn.Close()
 	}
 	s.NoDaemon = err
-	checks := append(doctor.Run(&s), providers(ctx, s.Config)...)
+	checks := append(append(doctor.Run(&s), doctor.Ports(&s)...), providers(ctx, s.Config, &st)...)
 	return Report{doctor.Worst(checks), checks}
-}
-
-// providers checks those that are configured, all where nothing can be read of it.
-func providers(ctx context.Context, cfg *config.Config) (out []doctor.Check) {
-	names := config.Providers
-	if cfg != nil {
-		names = cfg.Providers
-	}
-	ctx, cancel := context.WithTimeout(ctx, daemon.DefaultTimeout)
-	defer cancel()
-	for _, p := range node.CheckProviders(ctx, names, ProbeBytes) {
-		c := doctor.Check{ID: "provider-" + p.Provider, Verdict: doctor.OK,
-			Finding: fmt.Sprintf("%s written in %s, read in %s, inside this process", command.Bytes(p.Bytes), round(p.Write), round(p.Read))}
-		if p.Err != nil {
-			c.Verdict, c.Finding = doctor.Fail, p.Err.Error()
-			c.Remedy = "look at the checks above for what is missing; without this provider: --providers"
-		}
-		out = append(out, c)
-	}
-	return out
 }
 
 // given says whether a flag is among the arguments, be it with an empty value, as an unset variable of a script leaves it.

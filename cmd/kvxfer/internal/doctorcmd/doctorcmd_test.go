@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvxfer/kvxfer/internal/doctor"
 	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/internal/node"
 	"github.com/kvxfer/kvxfer/internal/wire"
 )
 
@@ -52,11 +53,13 @@ func TestHostWithoutADaemon(t *testing.T) {
 	require.Zero(t, code, out)
 	var r Report
 	require.NoError(t, json.Unmarshal([]byte(out), &r))
-	ids := make([]string, len(r.Checks))
-	for i, c := range r.Checks {
-		ids[i] = c.ID
+	var ids []string
+	for _, c := range r.Checks {
+		if !strings.HasPrefix(c.ID, "port-") { // as many as this host has
+			ids = append(ids, c.ID)
+		}
 	}
-	assert.Equal(t, append(append([]string(nil), doctor.IDs...), "provider-shm", "provider-tcp"), ids)
+	assert.Equal(t, append(append([]string(nil), doctor.IDs...), "provider-shm", "provider-verbs", "provider-tcp"), ids)
 	assert.Equal(t, doctor.Warn, r.Verdict, "there is no daemon")
 	code, text, _ := run()
 	require.Zero(t, code)
@@ -80,6 +83,37 @@ func TestHostWithoutADaemon(t *testing.T) {
 	assert.Equal(t, help, text)
 }
 
+// TestVerdictsOfProviders: a host that cannot use an optional provider is as it may be, unless the provider is wanted; what the running
+// daemon does without it is a warning, though this process can use it.
+func TestVerdictsOfProviders(t *testing.T) {
+	verbs := func(err error) *node.ProviderCheck {
+		return &node.ProviderCheck{Provider: "verbs", Optional: true, Bytes: 1, Err: err}
+	}
+	none, closed := fault.New(fault.NotSupported, "verbs", "no RDMA device"), fault.New(fault.PermissionDenied, "verbs", "/dev/infiniband/uverbs0")
+	for _, c := range []struct {
+		check   *node.ProviderCheck
+		named   bool
+		st      wire.Status
+		want    doctor.Verdict
+		finding string
+	}{
+		{verbs(none), false, wire.Status{}, doctor.OK, "left out on this host: kvxfer: verbs: NotSupported: no RDMA device"},
+		{verbs(none), true, wire.Status{}, doctor.Fail, "no RDMA device"},
+		{verbs(closed), false, wire.Status{}, doctor.Warn, "uverbs0"},
+		{verbs(closed), true, wire.Status{}, doctor.Fail, "uverbs0"},
+		{&node.ProviderCheck{Provider: "tcp", Err: none}, false, wire.Status{}, doctor.Fail, "NotSupported"},
+		{verbs(nil), false, wire.Status{}, doctor.OK, "1 B written in 0s, read in 0s, inside this process"},
+		{verbs(nil), false, wire.Status{Absent: []wire.Absence{{Provider: "verbs", Why: "no RDMA device"}}}, doctor.Warn, "the daemon runs without it: no RDMA device"},
+		{verbs(nil), false, wire.Status{Unregistered: []wire.Unregistered{{Provider: "verbs", Regions: 2, Why: "RLIMIT_MEMLOCK"}}}, doctor.Warn, "2 regions of clients without it: RLIMIT_MEMLOCK"},
+		{verbs(nil), false, wire.Status{Unregistered: []wire.Unregistered{{Provider: "tcp", Regions: 2}}}, doctor.OK, "inside this process"},
+	} {
+		got := judgeProvider(c.check, c.named, &c.st)
+		assert.Equal(t, c.want, got.Verdict, c.finding)
+		assert.Contains(t, got.Finding, c.finding)
+		assert.Equal(t, c.want == doctor.OK, got.Remedy == "", c.finding)
+	}
+}
+
 func TestVerdictsOfSteps(t *testing.T) {
 	for _, c := range []struct {
 		provider string
@@ -89,6 +123,7 @@ func TestVerdictsOfSteps(t *testing.T) {
 	}{
 		{"shm", fault.PeerUnreachable, doctor.Warn, "two hosts"},
 		{"tcp", fault.PeerUnreachable, doctor.Fail, "from a to b"},
+		{"verbs", fault.PeerUnreachable, doctor.Fail, "4791"},
 		{"tcp", fault.DeadlineExceeded, doctor.Fail, "MTU"},
 		{"tcp", fault.PermissionDenied, doctor.Fail, "--tls-ca"},
 		{"tcp", fault.Internal, doctor.Fail, "Internal in docs/errors.md"},
@@ -198,4 +233,21 @@ func TestPeerReport(t *testing.T) {
 	code, text, _ = run("--peer", "b", "--socket", path, "--provider", "shm")
 	assert.Equal(t, 1, code, "one that was asked for by name, and moved nothing")
 	assert.Contains(t, text, "node b has no shm")
+}
+
+func TestPeerReportTellsOfWays(t *testing.T) {
+	way := wire.ProbeWay{Local: "mlx5_0:1", Peer: "rxe0:1", LocalAddr: "10.0.0.1", PeerAddr: "10.0.0.2", MTU: 4096, Shared: true, Why: "both in 10.0.0.0/24\x1b[2J"}
+	bare := wire.ProbeWay{Local: "a:1", Peer: "b:1"}
+	path := answering(t, wire.Status{Node: "a", Providers: []string{"verbs"}, Nodes: []string{"a", "b"}}, map[string]any{"verbs": &wire.ProbeInfo{Node: "b", Addr: "10.0.0.2:7420",
+		Providers: []string{"verbs"}, Steps: steps([4]*fault.Error{}), Ways: []wire.ProbeWay{way, bare}, Unused: []string{"mlx5_1:1: no route"}}})
+	code, out, _ := run("--peer", "b", "--socket", path, "--json")
+	require.Zero(t, code)
+	var r PeerReport
+	require.NoError(t, json.Unmarshal([]byte(out), &r))
+	assert.Equal(t, []PeerWay{PeerWay(way), PeerWay(bare)}, r.Providers[0].Ways)
+	assert.Equal(t, []string{"mlx5_1:1: no route"}, r.Providers[0].Unused)
+	code, text, _ := run("--peer", "b", "--socket", path)
+	require.Zero(t, code)
+	assert.Contains(t, text, "\n      mlx5_0:1 (10.0.0.1) with rxe0:1 (10.0.0.2), MTU 4096, shared: both in 10.0.0.0/24?[2J\n")
+	assert.Contains(t, text, "\n      a:1 () with b:1 (), MTU not known: \n      not used: mlx5_1:1: no route\n")
 }

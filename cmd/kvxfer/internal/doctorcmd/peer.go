@@ -31,6 +31,19 @@ type PeerProvider struct {
 	There    bool           `json:"there"`            // the peer announced it
 	Remedy   string         `json:"remedy,omitempty"` // where one side has it not
 	Steps    []PeerStep     `json:"steps,omitempty"`  // where both have it: four
+	Ways     []PeerWay      `json:"ways,omitempty"`   // what a provider that chooses has chosen from here to the peer
+	Unused   []string       `json:"unused,omitempty"` // what of both sides it does not use, and why
+}
+
+// PeerWay is a port here and one of the peer's that are joined.
+type PeerWay struct {
+	Local     string `json:"local"`
+	Peer      string `json:"peer"`
+	LocalAddr string `json:"local_addr"`
+	PeerAddr  string `json:"peer_addr"`
+	MTU       int    `json:"mtu"`
+	Shared    bool   `json:"shared"` // one of the two has another way too
+	Why       string `json:"why"`
 }
 
 // PeerStep is one transfer.
@@ -102,7 +115,7 @@ func askPeer(ctx context.Context, socket string, q peerRequest) (*PeerReport, er
 	if q.provider == "" {
 		for _, name := range there {
 			if !slices.Contains(names, name) {
-				r.Providers = append(r.Providers, lacking(name, false, true, st.Node))
+				r.Providers = append(r.Providers, lacking(name, false, true, st.Node, why(&st, name)))
 			}
 		}
 	}
@@ -128,11 +141,14 @@ func judge(st *wire.Status, info *wire.ProbeInfo, name string) PeerProvider {
 	here, there := slices.Contains(st.Providers, name), slices.Contains(info.Providers, name)
 	switch {
 	case !here:
-		return lacking(name, here, there, st.Node)
+		return lacking(name, here, there, st.Node, why(st, name))
 	case !there:
-		return lacking(name, here, there, info.Node)
+		return lacking(name, here, there, info.Node, "")
 	}
-	p := PeerProvider{Provider: name, Verdict: doctor.OK, Here: true, There: true}
+	p := PeerProvider{Provider: name, Verdict: doctor.OK, Here: true, There: true, Unused: info.Unused}
+	for _, w := range info.Ways {
+		p.Ways = append(p.Ways, PeerWay(w))
+	}
 	for _, s := range info.Steps {
 		x := PeerStep{From: s.From, To: info.Node, BegunBy: s.From, Op: s.Op, Bytes: s.Bytes, Nanos: s.Nanos, Reason: s.Reason, Error: s.Error}
 		if s.ByPeer {
@@ -152,9 +168,25 @@ func judge(st *wire.Status, info *wire.ProbeInfo, name string) PeerProvider {
 }
 
 // lacking is a provider that one of the two nodes does not have. Transfers use another one.
-func lacking(name string, here, there bool, who string) PeerProvider {
-	return PeerProvider{Provider: name, Verdict: doctor.Warn, Here: here, There: there,
-		Remedy: fmt.Sprintf("node %s has no %s: add it there (--providers), or leave it; transfers use what both have", who, name)}
+func lacking(name string, here, there bool, who, why string) PeerProvider {
+	remedy := fmt.Sprintf("node %s has no %s: add it there (--providers), or leave it; transfers use what both have", who, name)
+	switch {
+	case why != "":
+		remedy = fmt.Sprintf("node %s cannot use %s: %s; transfers use what both have", who, name, why)
+	case name == "verbs":
+		remedy += "; where it is in the list already, kvxfer doctor on that host says why it is left out"
+	}
+	return PeerProvider{Provider: name, Verdict: doctor.Warn, Here: here, There: there, Remedy: remedy}
+}
+
+// why is what the asked daemon says of a provider that it cannot use; "": nothing.
+func why(st *wire.Status, name string) string {
+	for _, a := range st.Absent {
+		if a.Provider == name {
+			return a.Why
+		}
+	}
+	return ""
 }
 
 // verdict judges a step's error. Two nodes that are not on one host have no way over shm, and none is missing.
@@ -166,6 +198,9 @@ func verdict(provider, by, to string, w *fault.Wire) (doctor.Verdict, string) {
 	case fault.PeerUnreachable:
 		if provider == "shm" {
 			return doctor.Warn, fmt.Sprintf("nothing, where %s and %s are on two hosts: shm is for daemons that see one another's state directory; transfers use tcp", by, to)
+		}
+		if provider == "verbs" {
+			return doctor.Fail, fmt.Sprintf("let RDMA packets from %s to %s through (RoCE v2: UDP port 4791), with one MTU and one address family for both, or leave it; kvxfer doctor on both hosts lists devices and addresses", by, to)
 		}
 		return doctor.Fail, fmt.Sprintf("let connections from %s to %s at its peer address through: firewall, routes, --listen and --advertise of %s", by, to, to)
 	case fault.DeadlineExceeded, fault.PeerLost:
@@ -200,5 +235,23 @@ func printPeer(w io.Writer, r *PeerReport) {
 				fmt.Fprintf(w, "%s\n      -> %s\n", clean(fault.FromWire(s.Error).Error()), s.Remedy)
 			}
 		}
+		printWays(w, &p)
+	}
+}
+
+// printWays tells what a provider has chosen between the two nodes.
+func printWays(w io.Writer, p *PeerProvider) {
+	for _, x := range p.Ways {
+		mtu, shared := "MTU not known", ""
+		if x.MTU > 0 {
+			mtu = fmt.Sprintf("MTU %d", x.MTU)
+		}
+		if x.Shared {
+			shared = ", shared"
+		}
+		fmt.Fprintf(w, "      %s (%s) with %s (%s), %s%s: %s\n", clean(x.Local), clean(x.LocalAddr), clean(x.Peer), clean(x.PeerAddr), mtu, shared, clean(x.Why))
+	}
+	for _, x := range p.Unused {
+		fmt.Fprintf(w, "      not used: %s\n", clean(x))
 	}
 }

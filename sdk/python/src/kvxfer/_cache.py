@@ -242,14 +242,15 @@ class Cache(Registered):
             attempt: 1..4294967295. A further attempt of a transfer needs the fence of the former, a lease of
                 its own and a higher number.
             instance: the caller's engine, for people.
-            provider: the only fabric that may be used, "shm" or "tcp"; nothing takes its place. "": the best
-                that reaches the peer.
+            provider: the only fabric that may be used, "shm", "verbs" (RDMA) or "tcp"; nothing takes its
+                place. "": the best that reaches the peer.
 
         Raises:
             InvalidArgument: names the field, and the index of a wrong block id.
             TicketInvalid: the ticket cannot be read.
-            NotSupported: the own daemon has no such provider; where the peer has none, or it does not reach
-                there, the transfer ends with NotSupported or PeerUnreachable.
+            NotSupported: the own daemon has no such provider, or it did not take this memory; where that is
+                so at the peer, or it does not reach there, the transfer ends with NotSupported or
+                PeerUnreachable.
             DeadlineExceeded: the own daemon does not answer (released=False).
         """
         at = self._use("write")

@@ -133,14 +133,15 @@ class Region(Registered):
             transfer_id: 32 hex digits where the caller repeats a transfer; "": a random one.
             attempt: 1..4294967295; a further attempt needs a higher number.
             instance: the caller's engine, for people.
-            provider: the only fabric that may be used, "shm" or "tcp"; nothing takes its place. "": the best
-                that reaches the peer.
+            provider: the only fabric that may be used, "shm", "verbs" (RDMA) or "tcp"; nothing takes its
+                place. "": the best that reaches the peer.
 
         Raises:
             InvalidArgument: names the field, and the index of a wrong range.
             TicketInvalid: the ticket cannot be read.
-            NotSupported: the own daemon has no such provider; where the peer has none, or it does not reach
-                there, the transfer ends with NotSupported or PeerUnreachable.
+            NotSupported: the own daemon has no such provider, or it did not take this memory; where that is
+                so at the peer, or it does not reach there, the transfer ends with NotSupported or
+                PeerUnreachable.
             DeadlineExceeded: the own daemon does not answer (released=False).
         """
         names = identity("writev", transfer_id, attempt, instance, provider)

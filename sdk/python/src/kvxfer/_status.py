@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from . import _wire as wire
 
@@ -18,6 +19,7 @@ class Status:
         peer_addr: where peers reach it.
         http_addr: of its HTTP server, or "".
         providers: what can move bytes, best first.
+        absent: what the node would have besides and cannot use on its host, each with why.
         draining: it is shutting down and grants nothing new.
         registry_connected: whether the registry answers.
         nodes: the nodes that it knows.
@@ -36,6 +38,7 @@ class Status:
     clients: int
     leases: int
     transfers: int
+    absent: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 def read_status(frame: wire.Frame) -> Status:
@@ -54,4 +57,5 @@ def read_status(frame: wire.Frame) -> Status:
         clients=wire.get(b, "clients", 0),
         leases=wire.get(b, "leases", 0),
         transfers=wire.get(b, "transfers", 0),
+        absent={wire.get(a, "provider", ""): wire.get(a, "why", "") for a in wire.get_objects(b, "absent")},
     )

@@ -1,0 +1,298 @@
+package verbs
+
+import (
+	"slices"
+
+	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/rdma"
+	"github.com/kvxfer/kvxfer/rdma/verbs/nic"
+)
+
+// creditEvery is after how many records the initiator is told that they were taken.
+const creditEvery = recvDepth / 4
+
+// targetLane is a lane's queue pair at the target: of one generation at a time. The target's lock guards it.
+type targetLane struct {
+	t       *target
+	index   uint16
+	gen     uint32
+	rail    *rail
+	up      bool
+	qp      nic.QP
+	qpn     uint32
+	slab    *slab
+	taken   uint64 // records in all
+	told    uint64 // of these, the initiator knows
+	lastID  uint64
+	flying  map[uint64]request // bindings and invalidations that the device works on
+	todo    []request          // and those that wait for room
+	fresh   []windowKey        // keys that were bound after their window was announced
+	recvIDs []uint64           // scratch
+	recvSGE []nic.SGE
+}
+
+// request is a binding or its end.
+type request struct {
+	w   *window
+	end bool
+}
+
+// maxFlying bounds the requests in the lane's send queue.
+const maxFlying = sendDepth / 2
+
+func (l *targetLane) ref() laneRef { return laneRef{l.index, l.gen} }
+
+// lane finds a lane by number and generation; nil: it is not up.
+func (t *target) lane(r laneRef) *targetLane {
+	if int(r.lane) >= len(t.lanes) {
+		return nil
+	}
+	if l := t.lanes[r.lane]; l != nil && l.up && l.gen == r.gen {
+		return l
+	}
+	return nil
+}
+
+// openLane makes a queue pair as the initiator asks. That of the generation before ends first: its packets are dead before the
+// initiator may post again what it had posted there.
+func (t *target) openLane(m *laneOpen) error {
+	if m.lane >= maxLanes {
+		return violation("lane %d, want 0 to %d", m.lane, maxLanes-1)
+	}
+	for int(m.lane) >= len(t.lanes) {
+		t.lanes = append(t.lanes, nil)
+	}
+	l := t.lanes[m.lane]
+	if l == nil {
+		l = &targetLane{t: t, index: m.lane}
+		t.lanes[m.lane] = l
+	} else if m.gen <= l.gen {
+		return violation("generation %d of lane %d, which is at %d", m.gen, m.lane, l.gen)
+	}
+	if l.up {
+		t.endLane(l, nil)
+	}
+	l.gen = m.gen
+	if err := l.open(m); err != nil {
+		t.p.opt.Logger.Warn("lane not opened", "session", uint64(t.id), "lane", int(m.lane), "error", err)
+		t.side.send(&laneDead{laneRef: l.ref(), code: fault.CodeOf(err), text: err.Error()})
+	}
+	return nil
+}
+
+func (l *targetLane) open(m *laneOpen) error {
+	t := l.t
+	if t.broken != nil {
+		return t.broken
+	}
+	if int(m.rail) >= len(t.p.rails) {
+		return violation("rail %d, want 0 to %d", m.rail, len(t.p.rails)-1)
+	}
+	l.rail = t.p.rails[m.rail]
+	d := l.rail.dev
+	port, err := d.port(l.rail.port)
+	if err != nil {
+		return err
+	}
+	path, err := t.p.path(l.rail, &port, m.toGID, m.fromGID, m.fromLID, int(m.mtu))
+	if err != nil {
+		return err
+	}
+	s, err := d.takeSlab()
+	if err != nil {
+		return err
+	}
+	qp, err := d.newQP(l)
+	if err != nil {
+		d.giveSlab(s)
+		return err
+	}
+	c := t.p.connection(d)
+	c.PeerQPN, c.PeerPSN, c.PSN = m.qpn, m.psn, randomPSN()
+	c.Access = nic.RemoteWrite | nic.RemoteRead
+	c.ReadResp = max(1, min(int(m.readInit), d.attr.MaxReadResp))
+	l.qp, l.qpn, l.slab, l.up = qp, qp.Num(), s, true
+	l.taken, l.told, l.lastID, l.flying, l.todo, l.fresh = 0, 0, 0, map[uint64]request{}, nil, nil
+	if err = qp.Connect(path, c); err == nil {
+		err = l.receive(0, d.depth.MaxRecv)
+	}
+	if err != nil {
+		t.endLane(l, err)
+		return nil // endLane has told the initiator
+	}
+	t.side.send(&laneReady{laneRef: l.ref(), qpn: l.qpn, psn: c.PSN, mtu: uint16(path.MTU), readResp: uint16(c.ReadResp), receives: uint16(d.depth.MaxRecv)})
+	if d.windows {
+		for _, w := range t.windows {
+			if w.fence == nil {
+				w.bindOn(l)
+			}
+		}
+	}
+	return nil
+}
+
+// receive queues the receives of slots first..first+n-1, or of those in recvIDs where n is 0.
+func (l *targetLane) receive(first, n int) error {
+	for k := range n {
+		l.recvIDs = append(l.recvIDs, uint64(first+k))
+	}
+	l.recvSGE = l.recvSGE[:0]
+	for _, id := range l.recvIDs {
+		l.recvSGE = append(l.recvSGE, nic.SGE{Addr: l.slab.addr(int(id)), Len: recordLen, LKey: l.slab.mr.LKey()})
+	}
+	_, err := l.qp.PostRecv(l.recvIDs, l.recvSGE)
+	l.recvIDs = l.recvIDs[:0]
+	return err
+}
+
+// endLane ends a lane's queue pair: after it no packet to it lands. The initiator is told, with the reason where there is one.
+func (t *target) endLane(l *targetLane, why error) {
+	d := l.rail.dev
+	l.up = false
+	if err := d.retire(l.qp, true); err == nil {
+		d.giveSlab(l.slab)
+	} else if t.broken == nil { // packets may still come into the slab
+		t.broken = fault.Wrap(fault.Internal, "fence", err)
+		t.p.opt.Logger.Error("fence failed", "session", uint64(t.id), "device", d.info.Name, "error", err)
+	}
+	l.qp, l.slab, l.flying, l.todo, l.fresh, l.recvIDs = nil, nil, nil, nil, nil, l.recvIDs[:0]
+	for _, w := range t.windows {
+		w.laneEnded(l)
+	}
+	if t.ended == 0 && t.side != nil {
+		m := &laneDead{laneRef: l.ref()}
+		if why != nil {
+			m.code, m.text = fault.CodeOf(why), why.Error()
+		}
+		t.side.send(m)
+	}
+}
+
+// deviceLost ends the lane with its device.
+func (l *targetLane) deviceLost(err error) {
+	l.t.mu.Lock()
+	defer l.t.mu.Unlock()
+	if l.up {
+		l.t.endLane(l, err)
+		l.t.flush()
+	}
+}
+
+// completed takes a run of completions of the lane's queue pair.
+func (l *targetLane) completed(run []nic.Completion) {
+	t := l.t
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for k := range run {
+		c := &run[k]
+		if !l.up || c.QPN != l.qpn {
+			break // of a generation that has ended
+		}
+		switch {
+		case !c.Recv && c.Status != nic.Success && c.Status != nic.Flushed && c.ID != noRequest:
+			// A binding or its end: with a reason, so that the initiator takes its time before it tries again.
+			t.endLane(l, fault.New(fault.Internal, "memory window", "%s on %s", c.Status, l.rail.local.Name()))
+		case c.Status != nic.Success:
+			// A peer that used a stale key, or that is gone. What it has under way it posts again on a new generation.
+			t.p.opt.Logger.Debug("lane failed", "role", "target", "session", uint64(t.id), "lane", int(l.index), "status", c.Status.String())
+			t.endLane(l, nil)
+		case c.Recv:
+			l.take(c)
+		default:
+			l.executed(c.ID)
+		}
+	}
+	if l.up && len(l.recvIDs) > 0 {
+		if err := l.receive(0, 0); err != nil {
+			t.endLane(l, err)
+		} else if l.taken-l.told >= creditEvery {
+			l.told = l.taken
+			t.side.send(&creditMsg{l.ref(), l.taken})
+		}
+	}
+	if l.up && len(l.fresh) > 0 && len(l.flying) == 0 && len(l.todo) == 0 {
+		for keys := range slices.Chunk(l.fresh, maxKeys) {
+			t.side.send(&keysMsg{laneRef: l.ref(), keys: keys})
+		}
+		l.fresh = nil
+	}
+	t.flush()
+}
+
+// take reads a record: the bytes of the WRITEs it lists are in place.
+func (l *targetLane) take(c *nic.Completion) {
+	t := l.t
+	slot := int(c.ID)
+	if slot >= l.rail.dev.depth.MaxRecv || c.Bytes > recordLen {
+		t.endLane(l, violation("a receive of %d bytes in slot %d", c.Bytes, slot))
+		return
+	}
+	l.taken++
+	l.recvIDs = append(l.recvIDs, c.ID)
+	var err error
+	if t.entries, err = parseRecord(t.entries[:0], l.slab.slot(slot)[:c.Bytes], l.gen); err != nil {
+		t.endLane(l, err)
+		return
+	}
+	for k := range t.entries {
+		e := &t.entries[k]
+		w := t.windows[e.key]
+		if w == nil {
+			continue // fenced meanwhile
+		}
+		w.received(l)
+		total := e.bytes
+		if e.parts > 1 {
+			a := w.parts[e.op]
+			if a == nil {
+				if w.parts == nil {
+					w.parts = map[uint64]*assembly{}
+				}
+				a = &assembly{left: int(e.parts)}
+				w.parts[e.op] = a
+			}
+			if bit := byte(1) << (e.part % 8); a.have[e.part/8]&bit == 0 {
+				a.have[e.part/8] |= bit
+				a.left--
+				a.bytes += e.bytes
+			}
+			if a.left > 0 {
+				continue
+			}
+			total = a.bytes
+			delete(w.parts, e.op)
+		}
+		t.out = append(t.out, rdma.Event{Kind: rdma.EventArrival, Session: t.id, Bytes: total, Key: e.key, Tag: e.tag})
+	}
+}
+
+// queue gives a binding or its end to the device, when it has room.
+func (l *targetLane) queue(r request) {
+	l.todo = append(l.todo, r)
+	l.work()
+}
+
+func (l *targetLane) work() {
+	for l.up && len(l.todo) > 0 && len(l.flying) < maxFlying {
+		r := l.todo[0]
+		l.todo = l.todo[1:]
+		l.lastID++
+		if err := r.w.execute(l, l.lastID, r.end); err != nil {
+			l.t.p.opt.Logger.Warn("memory window failed", "session", uint64(l.t.id), "lane", int(l.index), "error", err)
+			l.t.endLane(l, err)
+			return
+		}
+		l.flying[l.lastID] = r
+	}
+}
+
+// executed is the end of a binding or of an invalidation, with success.
+func (l *targetLane) executed(id uint64) {
+	r, ok := l.flying[id]
+	if !ok {
+		return
+	}
+	delete(l.flying, id)
+	r.w.executed(l, r.end)
+	l.work()
+}
