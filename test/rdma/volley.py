@@ -70,7 +70,8 @@ class LateBytesError(AssertionError):
 class Stage:
     """A source's and an owner's daemon, their clients, and the weather between them.
 
-    ``cut(everything, down)`` takes all links down, or one rail; or up again.
+    ``cut(everything, down)`` takes all links down, or one rail; or up again. ``turns`` is how often the weather's
+    delay passes until a transfer's first byte arrives.
 
     Attributes:
         in_the_middle: rounds in which a part of the bytes had arrived when the owner was told.
@@ -85,9 +86,11 @@ class Stage:
         rng: random.Random,
         cut: Callable[[bool, bool], None] | None = None,
         rails: int = 1,
+        turns: int = 3,
     ) -> None:
         self.far, self.near = source, owner
-        self.weather, self.rng, self.cut, self.rails = weather, rng, cut, rails
+        self.weather, self.rng, self.cut = weather, rng, cut
+        self.rails, self.turns = rails, turns
         self.source = source.client("source", "--units", str(2 * UNITS))
         self.owner = owner.client("owner", "--units", str(UNITS))
         self.source.ready()
@@ -129,7 +132,7 @@ class Stage:
             one = rng.choice(taken)
             self.owner.ask("begun", {"ids": [one["id"]], "ms": int(2 * self.weather.longest) + 1000})
         else:
-            time.sleep(rng.uniform(0, 3 * self.weather.delay / 1000))
+            time.sleep(rng.uniform(0, 1.3 * self.turns * self.weather.delay / 1000))
         self._begin(event, killed)
         acts = self._take(taken, source, event)
         if event == "stop own":
@@ -194,8 +197,8 @@ class Stage:
 
     def _short(self) -> int:
         """Milliseconds of a lease that shall end in the middle of its transfer."""
-        delay = self.weather.delay
-        return int(self.rng.uniform(20 + 0.5 * delay, 150 + 3 * delay))
+        delay = self.turns * self.weather.delay
+        return int(self.rng.uniform(20 + 0.3 * delay, 200 + 1.3 * delay))
 
     def _start(self, victims: list[Victim], source: LateWriter) -> list[Future[Any]]:
         """All transfers begin. A request that a daemon's end interrupts may fail, which nobody looks at."""
