@@ -25,7 +25,7 @@ from serving import PEER_PORT, Daemon
 from volley import EVENTS, SIZE, Stage
 from weather import ROCE_PORT, Sky, Weather
 
-PROVIDERS = ["tcp"]
+PROVIDERS = ["tcp", "verbs"]
 ROUNDS = int(os.environ.get("KVXFER_ROUNDS") or 640)
 LOGS = kernel.BUILD / "logs"
 
@@ -96,7 +96,7 @@ def stage(pair: Pair, rng: random.Random, request: pytest.FixtureRequest) -> Ite
         devices = ["eth0"] if provider == "tcp" else ["eth0", "eth1"]
         links = {True: [r.netdev for r in network.ends("b")], False: ["eth1"]}  # everything, or a rail
         link = 0 if provider == "tcp" else 2
-        port, protocol = (PEER_PORT, "tcp") if provider == "tcp" else (ROCE_PORT, "udp")
+        port, protocol, turns = (PEER_PORT, "tcp", 3) if provider == "tcp" else (ROCE_PORT, "udp", 1)
         pair.a.run("rm -rf /tmp/source.* /tmp/owner.*")
         pair.b.run("rm -rf /tmp/source.* /tmp/owner.*")
         for machine, name in ((pair.a, "source"), (pair.b, "owner")):
@@ -105,12 +105,11 @@ def stage(pair: Pair, rng: random.Random, request: pytest.FixtureRequest) -> Ite
             started.append(daemon.start())
 
         def cut(everything: bool, down: bool) -> None:
-            word = "down" if down else "up"
-            pair.b.run("; ".join(f"ip link set {dev} {word}" for dev in links[everything]))
+            for dev in links[everything]:
+                pair.b.cable(dev, not down)
 
-        made = Stage(
-            started[0], started[1], Weather(pair.a, devices, protocol, port), rng, cut, rails=len(devices)
-        )
+        weather = Weather(pair.a, devices, protocol, port)
+        made = Stage(started[0], started[1], weather, rng, cut, rails=len(devices), turns=turns)
         clients.extend((made.source, made.owner))
         return made
 
@@ -150,8 +149,8 @@ def play(s: Stage, events: list[str]) -> None:
 def tell(s: Stage, name: str, began: float) -> None:
     """What has been seen."""
     print(
-        f"{name}: {s.rounds} rounds in {time.monotonic() - began:.0f} s,"
-        f" {s.under_way} with bytes under way, {s.in_the_middle} in the middle, carried by {dict(s.providers)}"
+        f"{name}: {s.rounds} rounds in {time.monotonic() - began:.0f} s, carried by {dict(s.providers)},"
+        f" {s.under_way} with bytes under way, {s.in_the_middle} in the middle"
     )
     for what, count in sorted(s.seen.items()):
         print(f"  {count:5} {what}")

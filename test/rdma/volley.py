@@ -70,8 +70,8 @@ class LateBytesError(AssertionError):
 class Stage:
     """A source's and an owner's daemon, their clients, and the weather between them.
 
-    ``cut(everything, down)`` takes all links down, or one rail; or up again. ``turns`` is how often the weather's
-    delay passes until a transfer's first byte arrives.
+    ``cut(everything, down)`` takes all links down, or one rail; or up again. ``turns`` is how often the
+    weather's delay passes until a transfer's first byte arrives.
 
     Attributes:
         in_the_middle: rounds in which a part of the bytes had arrived when the owner was told.
