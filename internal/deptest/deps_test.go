@@ -125,7 +125,7 @@ func TestWhoRunsANode(t *testing.T) {
 	for _, line := range strings.Split(strings.TrimSpace(string(out)), "\n") {
 		pkg, imports, _ := strings.Cut(line, ": ")
 		if strings.Contains(" "+imports+" ", " "+module+"internal/node ") {
-			assert.Contains(t, []string{module + "cmd/kvxfer", module + "cmd/kvxfer/internal/doctorcmd", module + "sdk/go/embed"}, pkg, "only the command (doctor checks its providers) and sdk/go/embed run a node")
+			assert.Contains(t, []string{module + "cmd/kvxfer", module + "cmd/kvxfer/internal/doctorcmd", module + "cmd/kvxfer/internal/benchcmd", module + "sdk/go/embed"}, pkg, "only the command (doctor checks its providers, bench measures one) and sdk/go/embed run a node")
 		}
 	}
 }

@@ -19,7 +19,8 @@
 //   - a build whose gates never shut says at its start that it must not be used: test/integration test_late_writes_are_found
 //   - a provider that this host cannot use is left out, told once, in the status and to peers that have it, unless it was named:
 //     TestUnusableProviderIsLeftOut, TestNamedProviderMustWork, TestProviderThatOnePeerLacks
-//   - every provider can be checked without a daemon, and nothing is left of it: TestProvidersAreChecked
+//   - every provider can be checked without a daemon, and nothing is left of it: TestProvidersAreChecked;
+//     nor of a pair that is measured, whose bytes are compared: TestStreams
 //   - what the operator is told of the node holds no password, no ticket and no key: TestReportsHoldNoSecret,
 //     test/integration test_support_holds_no_secret
 //   - an idle node uses less than 1% of a core: test/integration test_idle

@@ -2,11 +2,14 @@ package node
 
 import (
 	"log/slog"
+	"net/netip"
 
 	"github.com/kvxfer/kvxfer/internal/config"
 	"github.com/kvxfer/kvxfer/internal/peerlink"
 	"github.com/kvxfer/kvxfer/rdma"
 	"github.com/kvxfer/kvxfer/rdma/verbs"
+	"github.com/kvxfer/kvxfer/rdma/verbs/nic"
+	"github.com/kvxfer/kvxfer/rdma/verbs/pick"
 )
 
 // makeVerbs makes the RDMA provider. Its side channel, on which keys of memory travel, is over TLS where the node has certificates,
@@ -29,6 +32,21 @@ func makeVerbs(n *Node, clock rdma.Clock) (made, error) {
 	}
 	return made{p, "KVXV", peerlink.LaneFunc(p.ServeSide)}, nil
 }
+
+// RDMA is this host's RDMA stack, and which of its ports a configuration allows: for whoever looks at the host without a daemon.
+func RDMA(c *config.RDMA) (nic.Host, pick.Options) {
+	o := pick.Options{Allow: c.Devices, Deny: c.Exclude}
+	if c.PKey != fullPKey {
+		o.PKey = c.PKey
+	}
+	if c.GID != "" {
+		o.GID, _ = netip.ParseAddr(c.GID) // the configuration was checked
+	}
+	return verbs.Host(), o
+}
+
+// fullPKey is the default partition with full membership, of which every port has a form.
+const fullPKey = 0xffff
 
 func verbsOptions(c *config.RDMA, clock rdma.Clock, log *slog.Logger) verbs.Options {
 	o := verbs.Options{Clock: clock, Logger: log, Devices: c.Devices, NoDevices: c.Exclude, GID: c.GID, TrafficClass: c.TrafficClass, ServiceLevel: c.ServiceLevel,

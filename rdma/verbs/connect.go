@@ -115,6 +115,7 @@ func (i *initiator) anyUp() error {
 func (i *initiator) pair(far []pick.PeerRail) error {
 	near := i.p.railsNow()
 	pairs, left := pick.Pairs(near, far, i.p.opt.Reach)
+	i.unpaired = left
 	if len(pairs) == 0 {
 		return fault.New(fault.PeerUnreachable, "connect", "no rail reaches the peer: %s", strings.Join(left, "; "))
 	}

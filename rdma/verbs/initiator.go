@@ -35,6 +35,7 @@ type initiator struct {
 	settled  chan struct{} // closed when every lane has been tried once
 	trying   int           // lanes that have not
 	refused  error         // why the first of them failed
+	unpaired []string      // ports of both sides that are in no pair, in words; set before any lane
 }
 
 // farWindow is what the initiator knows of a window.

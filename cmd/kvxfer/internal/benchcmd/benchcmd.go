@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"slices"
 	"syscall"
 	"time"
 
@@ -19,25 +20,34 @@ import (
 const help = `Usage:
   kvxfer bench tcp|shm [--case LIST] [--op write|read] [--rounds N] [--seconds S] [--no-limit] [--out FILE] [--json]
   kvxfer bench copy    [--case LIST] [--rounds N] [--seconds S] [--no-limit] [--out FILE] [--json]
+  kvxfer bench verbs   [--device NAME[,NAME]] [--size LIST] [--case LIST] [--op write|read] [--rounds N] [--seconds S]
+                       [--no-limit] [--out FILE] [--json]
 
 tcp and shm start two daemons and a client of each on this host, move lists of scattered blocks between them, and compare
 every block that arrives. Beside each transfer, in the same stretch of time, a small C program moves the same list as fast
 as it can by itself (limit: blocking writev and readv over loop-back TCP, or copies) and 64 MiB of contiguous memory.
 copy measures this host's memory alone: each way to copy the list, by C and by Go.
 
-Transfers end with a table, or with one JSON array. Progress goes to stderr. docs/performance.md explains the fields.
+verbs needs an RDMA device. It measures two things: single operations between two providers inside this process, many in
+flight, beside perftest's ib_write_bw, ib_read_bw and ib_write_lat on the same ports where these are installed (limit); then
+lists through two daemons that may use verbs alone.
+
+Transfers end with a table, or with one JSON array (verbs: an object). Progress goes to stderr. docs/performance.md explains the fields.
 
 Flags:
   --case LIST   cases separated by commas (default: all):
                 1x8B, 1x4KiB, 64x4KiB, 1024x4KiB, 1024x16KiB, 4096x16KiB, 1024x64KiB, 256x256KiB, 64x1MiB
+                none: of verbs no lists
+  --size LIST   of verbs: sizes of operations separated by commas (default: all): 4KiB, 16KiB, 64KiB, 256KiB, 1MiB, 8MiB
+  --device LIST of verbs: the device of both sides, or one of each (default: all that the daemon would use)
   --op OP       write (push) or read (pull) alone
   --rounds N    at most N rounds of a case and operation, 1..10000 (default 50)
   --seconds S   at most about S seconds of a case and operation, but three rounds, 0.1..3600 (default 4)
-  --no-limit    measure no limits; needs no C compiler
+  --no-limit    measure no limits; needs no C compiler, and of verbs no perftest
   --out FILE    also write the JSON array to FILE
   --json        JSON instead of a table
 
-Needs cc (any C compiler) without --no-limit, and up to 1 GiB of memory.
+Needs cc (any C compiler) for tcp, shm and copy without --no-limit, and up to 1 GiB of memory.
 Exit codes: 0 done; 1 failed, or bytes were wrong; 2 wrong usage.
 `
 
@@ -48,10 +58,12 @@ func Run(args []string, stdout, stderr io.Writer) int {
 	}
 	c := &command.Command{Name: "bench", Help: help, Stdout: stdout, Stderr: stderr}
 	r := &run{progress: stderr, seed: uint64(time.Now().UnixNano())}
-	var caseList, op, out string
+	var caseList, sizeList, deviceList, op, out string
 	var seconds float64
 	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
 	fs.StringVar(&caseList, "case", "", "")
+	fs.StringVar(&sizeList, "size", "", "")
+	fs.StringVar(&deviceList, "device", "", "")
 	fs.StringVar(&op, "op", "", "")
 	fs.IntVar(&r.rounds, "rounds", 50, "")
 	fs.Float64Var(&seconds, "seconds", 4, "")
@@ -63,19 +75,29 @@ func Run(args []string, stdout, stderr io.Writer) int {
 	}
 	var err error
 	switch {
-	case len(names) != 1 || names[0] != "copy" && names[0] != "tcp" && names[0] != "shm":
-		return c.Misused("say what to measure: copy, tcp or shm")
+	case len(names) != 1 || !slices.Contains([]string{"copy", "tcp", "shm", "verbs"}, names[0]):
+		return c.Misused("say what to measure: copy, tcp, shm or verbs")
 	case op != "" && op != "write" && op != "read":
 		return c.Misused("--op %q, allowed write, read", op)
 	case op != "" && names[0] == "copy":
-		return c.Misused("--op is for tcp and shm")
+		return c.Misused("--op is for tcp, shm and verbs")
+	case names[0] != "verbs" && (sizeList != "" || deviceList != ""):
+		return c.Misused("--size and --device are for verbs")
 	case r.rounds < 1 || r.rounds > 10000:
 		return c.Misused("--rounds %d, allowed 1..10000", r.rounds)
 	case !(seconds >= 0.1 && seconds <= 3600):
 		return c.Misused("--seconds %v, allowed 0.1..3600", seconds)
 	}
-	if r.cases, err = chosen(caseList); err != nil {
+	if caseList == "none" && names[0] == "verbs" {
+		r.cases = nil
+	} else if r.cases, err = chosen(caseList); err != nil {
 		return c.Misused("--case: %v", err)
+	}
+	if r.sizes, err = chosenSizes(sizeList); err != nil {
+		return c.Misused("--size: %v", err)
+	}
+	if r.devices, err = pickDevices(deviceList); err != nil {
+		return c.Misused("--device: %v", err)
 	}
 	r.bench, r.ops, r.limit = names[0], []string{"write", "read"}, time.Duration(seconds*float64(time.Second))
 	if op != "" {
@@ -83,22 +105,33 @@ func Run(args []string, stdout, stderr io.Writer) int {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	records, err := r.all(ctx)
+	var report any // what --json prints; nil: nothing was finished
+	var text func() string
+	var records []Record
+	if r.bench == "verbs" {
+		var v VerbsReport
+		v, err = r.verbs(ctx)
+		if records = v.Lists; len(v.Messages) > 0 {
+			report, text = &v, v.text
+		}
+	} else if records, err = r.all(ctx); len(records) > 0 {
+		report, text = records, func() string { return table(records) }
+	}
 	if ctx.Err() != nil {
 		err = errors.New("interrupted")
 	}
 	if err == nil && out != "" {
-		err = writeFile(out, records)
+		err = writeFile(out, report)
 	}
 	if n := disturbed(records); n > 0 {
 		fmt.Fprintf(stderr, "bench %s: during %d of %d measurements others used more than %.0f%% of the processors (other_cpu): these say little\n",
 			r.bench, n, len(records), 100*busyEnough)
 	}
-	if len(records) > 0 { // also those of a run that failed later
+	if report != nil { // also what was finished in a run that failed later
 		if c.JSON {
-			code = c.PrintJSON(records)
+			code = c.PrintJSON(report)
 		} else {
-			_, werr := io.WriteString(stdout, table(records))
+			_, werr := io.WriteString(stdout, text())
 			err = errors.Join(err, werr)
 		}
 	}
@@ -118,8 +151,8 @@ func disturbed(records []Record) (n int) {
 	return n
 }
 
-func writeFile(path string, records []Record) error {
-	b, err := json.MarshalIndent(records, "", "  ")
+func writeFile(path string, report any) error {
+	b, err := json.MarshalIndent(report, "", "  ")
 	if err != nil {
 		return err
 	}

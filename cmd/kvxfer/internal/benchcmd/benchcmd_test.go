@@ -14,10 +14,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func call(args ...string) (code int, stdout, stderr string) {
 	var out, err bytes.Buffer
@@ -27,14 +24,17 @@ func call(args ...string) (code int, stdout, stderr string) {
 
 func TestUsage(t *testing.T) {
 	for want, args := range map[string][]string{
-		"copy, tcp or shm":  {"fly"},
-		"say what":          {"tcp", "shm"},
-		"allowed write":     {"tcp", "--op", "push"},
-		"--op is for":       {"copy", "--op", "write"},
-		"allowed 1..10000":  {"tcp", "--rounds", "0"},
-		"allowed 0.1..3600": {"tcp", "--seconds", "NaN"},
-		`no case "3x3B"`:    {"tcp", "--case", "3x3B"},
-		"a socket":          {workerName},
+		"copy, tcp, shm or verbs": {"fly"},
+		`no size "3KiB"`:          {"verbs", "--size", "3KiB"},
+		"or two separated":        {"verbs", "--device", "a,b,c"},
+		"are for verbs":           {"tcp", "--size", "4KiB"},
+		"say what":                {"tcp", "shm"},
+		"allowed write":           {"tcp", "--op", "push"},
+		"--op is for":             {"copy", "--op", "write"},
+		"allowed 1..10000":        {"tcp", "--rounds", "0"},
+		"allowed 0.1..3600":       {"tcp", "--seconds", "NaN"},
+		`no case "3x3B"`:          {"tcp", "--case", "3x3B"},
+		"a socket":                {workerName},
 	} {
 		code, stdout, stderr := call(args...)
 		assert.Equal(t, 2, code, args)

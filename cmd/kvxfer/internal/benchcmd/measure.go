@@ -10,7 +10,7 @@ import (
 
 // run is what all parts of one invocation share.
 type run struct {
-	bench    string // copy, tcp or shm
+	bench    string // copy, tcp, shm or verbs
 	cases    []Case
 	ops      []string
 	rounds   int           // at most so many of a case and operation
@@ -20,6 +20,11 @@ type run struct {
 	program  string // the built limit.c; "" with noLimit
 	progress io.Writer
 	seed     uint64 // of the last contents
+
+	// Of verbs alone.
+	sizes   []int       // of messages
+	devices []string    // none: what the provider finds; one: both sides'; two: the local side's, the remote side's
+	extra   [2][]string // arguments of the daemons
 }
 
 // leastRounds is how many rounds a case gets, however slow they are.
@@ -49,7 +54,7 @@ func (r *run) transfers(ctx context.Context, add func(Record)) (err error) {
 	if err != nil {
 		return err
 	}
-	p, err := startPair(ctx, exe, r.dir, r.bench)
+	p, err := startPair(ctx, exe, r.dir, r.bench, r.extra)
 	if err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"syscall"
 	"time"
 )
@@ -77,19 +78,21 @@ type pair struct {
 	workers [2]*worker // local, remote
 }
 
-// startPair starts both nodes, which may use the provider and no other, and their clients.
-func startPair(ctx context.Context, exe, dir, provider string) (p *pair, err error) {
+// startPair starts both nodes, each with extra arguments, which may use the provider and no other, and their clients.
+func startPair(ctx context.Context, exe, dir, provider string, extra [2][]string) (p *pair, err error) {
 	p = &pair{}
 	defer func() {
 		if err != nil {
 			_ = p.close()
 		}
 	}()
-	only := []string{"--providers", provider}
-	if p.daemons[0], err = startDaemon(ctx, exe, dir, "local", append(only, "--nats-listen", "127.0.0.1:0")...); err != nil {
+	only := func(i int, more ...string) []string {
+		return slices.Concat([]string{"--providers", provider}, extra[i], more)
+	}
+	if p.daemons[0], err = startDaemon(ctx, exe, dir, "local", only(0, "--nats-listen", "127.0.0.1:0")...); err != nil {
 		return nil, err
 	}
-	if p.daemons[1], err = startDaemon(ctx, exe, dir, "remote", append(only, "--nats", p.daemons[0].nats)...); err != nil {
+	if p.daemons[1], err = startDaemon(ctx, exe, dir, "remote", only(1, "--nats", p.daemons[0].nats)...); err != nil {
 		return nil, err
 	}
 	for i, d := range p.daemons {

@@ -14,6 +14,7 @@ import (
 	"github.com/kvxfer/kvxfer/internal/config"
 	"github.com/kvxfer/kvxfer/internal/doctor"
 	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/internal/node"
 	"github.com/kvxfer/kvxfer/internal/socketpath"
 	"github.com/kvxfer/kvxfer/internal/wire"
 )
@@ -95,6 +96,11 @@ type Report struct {
 func Host(ctx context.Context, file, socket string) Report {
 	s := doctor.Subject{Host: doctor.This(), Socket: Place(file, socket)}
 	s.Config, s.ConfigErr = load(file)
+	rdma := &config.RDMA{}
+	if s.Config != nil {
+		rdma = &s.Config.RDMA
+	}
+	s.Host.RDMA, s.Rails = node.RDMA(rdma)
 	conn, err := daemon.Dial(ctx, s.Socket, "")
 	var st wire.Status
 	if err == nil {
