@@ -197,7 +197,7 @@ func fenceStorm(e *env) {
 		defer mu.Unlock()
 		return cur[k].r, cur[k].k
 	})
-	for i := range 30 {
+	for i := range e.less(30) {
 		st.reach(20 * (i + 1))
 		for _, k := range e.kinds() {
 			old := cur[k]

@@ -76,6 +76,14 @@ func newEnv(t *testing.T, h Harness) *env {
 	return e
 }
 
+// less is how much of n is moved, or how often something is repeated: all of it, or on a slow fabric a quarter.
+func (e *env) less(n int) int {
+	if e.h.Slow {
+		return max(n/4, 1)
+	}
+	return n
+}
+
 func (e *env) noGoroutines(ignore goleak.Option) {
 	end := time.Now().Add(e.bound)
 	for {

@@ -17,7 +17,7 @@ func testFenceUnderLoad(e *env) {
 	calm := e.region(s.to, size, 0, ClassTarget)
 	calmKey := s.open(calm, rdma.OpWrite)
 	sources := []*region{e.region(s.from, size, 0, ClassSource), e.region(s.from, size, 3, ClassSource)}
-	for round := range 24 {
+	for round := range e.less(24) {
 		hot := e.region(s.to, size, 0, ClassTarget)
 		hotKey := s.open(hot, rdma.OpWrite)
 		stop := make(chan struct{})
@@ -81,15 +81,16 @@ func testFenceUnderLoad(e *env) {
 
 // testFenceStopsReads: after Fence of a window for reading, the bytes of the next owner never reach the peer.
 func testFenceStopsReads(e *env) {
-	const size, each = 4 << 20, 1 << 20
+	size := e.less(4 << 20)
+	each := uint64(size / 4)
 	s := e.connect()
 	next := make([]byte, size)
 	Fill(next, ClassLater, e.rng.Uint64())
-	for round := range 12 {
+	for round := range e.less(12) {
 		remote, local := e.region(s.to, size, 0, ClassSource), e.region(s.from, size, 0, ClassTarget)
 		key := s.open(remote, rdma.OpRead)
 		var ops []rdma.Op
-		for off := uint64(0); off < size; off += each {
+		for off := uint64(0); off < uint64(size); off += each {
 			ops = append(ops, s.op(rdma.OpRead, local, key, rdma.Range{Local: off, Remote: off, Len: each}))
 		}
 		// Held back from the start, held back in the middle, or flowing.
@@ -163,7 +164,7 @@ func testFenceNeverWaits(e *env) {
 		s.fence(key)
 		traffic := func(k rdma.Key) []rdma.Op {
 			var ops []rdma.Op
-			for range 16 {
+			for range e.less(16) {
 				ops = append(ops, s.op(kind, local, k, rdma.Range{Len: 1 << 20}))
 			}
 			return s.start(ops)

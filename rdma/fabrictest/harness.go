@@ -22,6 +22,10 @@ type Harness struct {
 	// bytes: as rdma.MemoryProcess over this process's own /proc/self/mem, for example. It is called once a region.
 	Memory func(m rdma.Memory) rdma.Memory
 
+	// Slow says that the fabric moves megabytes a second and not gigabytes (one that is emulated): tests whose amounts are a matter
+	// of time move less and repeat less. What is promised stays the same.
+	Slow bool
+
 	// Bound limits every wait for something that must happen. 0 means 20 s. It is no measure of speed: only a provider
 	// that never does the thing reaches it.
 	Bound time.Duration

@@ -75,7 +75,7 @@ func testNoLateByte(outer *env) {
 }
 
 func lateByte(e *env, end ending, kind rdma.OpKind, round int) {
-	const size = 2 << 20
+	size := e.less(2 << 20)
 	s, bystander := e.connect(), e.connect()
 	local, remote := s.sides(kind, size, size, 0)
 	key := s.grant(remote, accessOf(kind), remote.all(), e.clock.In(time.Second))
@@ -84,7 +84,7 @@ func lateByte(e *env, end ending, kind rdma.OpKind, round int) {
 		slot := 1 + e.rng.IntN(32<<10)
 		ops = append(ops, s.op(kind, local, key, scatter(e.rng, min(size/slot, 1+e.rng.IntN(40), e.caps.MaxRanges), slot)...))
 	}
-	ops = append(ops, s.op(kind, local, key, rdma.Range{Len: min(size, e.caps.MaxOpBytes)}))
+	ops = append(ops, s.op(kind, local, key, rdma.Range{Len: min(uint64(size), e.caps.MaxOpBytes)}))
 
 	// Held back from the first byte on, or only after the first have landed. A deadline refuses what arrives after
 	// it, and what arrived before may be landing at this moment: there only the first way says anything.

@@ -14,7 +14,8 @@ import (
 // stalled, and from then on nobody reads the source: what is stored there afterwards never arrives, and no access to
 // it is needed any more.
 func testCompletionReleasesSource(e *env) {
-	const size, n = 512 << 10, 12
+	const size = 512 << 10
+	n := e.less(12)
 	for round := range 6 {
 		s := e.connect()
 		local, remote := s.sides(rdma.OpWrite, size, size, 0)
@@ -71,7 +72,8 @@ func testCompletionReleasesSource(e *env) {
 // testCancelStopsRead: after a cancelled READ has completed, its local memory belongs to its owner again, whatever of
 // the READ is still under way.
 func testCancelStopsRead(e *env) {
-	const size, n = 512 << 10, 12
+	const size = 512 << 10
+	n := e.less(12)
 	s := e.connect()
 	for round := range 8 {
 		local, remote := s.sides(rdma.OpRead, size, size, 0)

@@ -73,6 +73,7 @@ func testSizes(e *env) {
 	sizes := []int{0, 1, 2, 7, 8, 63, 511, 4095, 4096, 4097, 64<<10 - 1, 64 << 10, 64<<10 + 1,
 		256<<10 - 1, 256<<10 + 1, 1<<20 - 1, 1 << 20, 1<<20 + 1}
 	places := [][2]uint64{{0, 0}, {1, 0}, {0, 1}, {3, 4093}, {4095, 7}}
+	places = places[:min(len(places), e.less(8))]
 	s := e.connect()
 	for _, kind := range e.kinds() {
 		local, remote := s.sides(kind, 1<<20+slack, 1<<20+slack, 5)

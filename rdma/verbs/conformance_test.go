@@ -24,14 +24,17 @@ import (
 // TestConformance runs the contract's suite over simulated devices with memory windows, TestConformanceWithoutWindows over some
 // that have none, so that fences reset queue pairs.
 func TestConformance(t *testing.T) {
-	fabrictest.Run(t, fabrictest.Harness{New: softPair(Options{}), Bound: suiteBound})
+	fabrictest.Run(t, fabrictest.Harness{New: softPair(Options{Drain: suiteDrain}), Bound: suiteBound})
 }
 
 func TestConformanceWithoutWindows(t *testing.T) {
-	fabrictest.Run(t, fabrictest.Harness{New: softPair(Options{NoWindows: true}), Bound: suiteBound})
+	fabrictest.Run(t, fabrictest.Harness{New: softPair(Options{NoWindows: true, Drain: suiteDrain}), Bound: suiteBound})
 }
 
-const suiteBound = time.Minute
+const (
+	suiteBound = time.Minute
+	suiteDrain = 10 * time.Millisecond // the suite fences often, with peers that stand still
+)
 
 // suiteNode is a provider with its peer port; the suite closes the provider.
 type suiteNode struct {

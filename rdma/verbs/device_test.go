@@ -18,7 +18,10 @@ func TestConformanceOnDevices(t *testing.T) {
 }
 
 func onDevices(rig tapwire.Rig, opt Options) fabrictest.Harness {
-	h := fabrictest.Harness{Bound: suiteBound}
+	h := fabrictest.Harness{Bound: suiteBound, Slow: rig.Wired()}
+	if h.Slow {
+		opt.MaxOpBytes, opt.MaxRanges, opt.MaxInFlightLen = 4<<20, 4096, 2<<20
+	}
 	if !rig.Wired() {
 		h.NoStall = "packets between hardware devices cannot be held"
 	}

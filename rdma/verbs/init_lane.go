@@ -301,10 +301,13 @@ func (l *initLane) unload(p *part) {
 }
 
 // dead: the target's queue pair of this generation is no more, or could not be made.
-func (l *initLane) dead(m *laneDead) {
+func (l *initLane) dead(m *laneDead) error {
 	i := l.i
 	if l.state == laneIdle {
-		return
+		return nil
+	}
+	if m.taken > l.sent {
+		return violation("%d records of lane %d taken, of %d that were sent", m.taken, m.lane, l.sent)
 	}
 	if m.code != 0 {
 		i.refuse(fault.New(m.code, "connect", "the peer refuses a lane over %s: %s", l.rail.name(), m.text))
@@ -313,8 +316,9 @@ func (l *initLane) dead(m *laneDead) {
 		i.endLane(l, true)
 	}
 	if l.qp != nil {
-		return // it could not be ended here
+		return nil // it could not be ended here
 	}
+	l.repeat(m.taken)
 	for p := l.limbo.head; p != nil; p = l.limbo.head {
 		l.limbo.remove(p)
 		p.state, p.lane = waiting, nil
@@ -327,6 +331,20 @@ func (l *initLane) dead(m *laneDead) {
 		l.open()
 	}
 	i.retry()
+	return nil
+}
+
+// repeat tells the target of records that its device has acknowledged and that it has not seen. Their slots still hold them: none is
+// used again before the target has said that it was taken.
+func (l *initLane) repeat(taken uint64) {
+	m := &recordsMsg{laneRef: l.ref()}
+	for k := taken; k < l.sendsDone; k++ {
+		b := l.slab.slot(int(k % recvDepth))
+		m.records = append(m.records, b[:recordSize(b)])
+	}
+	if len(m.records) > 0 {
+		l.i.side.send(m)
+	}
 }
 
 // watchLost gives the session up when no lane has been up for long.

@@ -363,7 +363,9 @@ func (i *initiator) handle(m message) error {
 		}
 	case *laneDead:
 		if l := i.lane(m.laneRef); l != nil {
-			l.dead(m)
+			if err := l.dead(m); err != nil {
+				return err
+			}
 		}
 	case *windowMsg:
 		i.learn(m)

@@ -7,7 +7,7 @@ import (
 
 // Messages of the side channel: a length of four bytes (of what follows), a kind, fields in little-endian order.
 //
-// From the initiator: laneOpen, laneShut, clean, query. From the target: laneReady, laneDead, window, keys, revoke, credit.
+// From the initiator: laneOpen, laneShut, clean, query, records. From the target: laneReady, laneDead, window, keys, revoke, credit.
 // Those of one direction are handled in the order in which they were sent, which matters: a revoke comes before the laneDead
 // that its fence caused, so nothing of a fenced window is posted again.
 type kind uint8
@@ -17,6 +17,7 @@ const (
 	kindLaneShut  kind = 2
 	kindClean     kind = 3
 	kindQuery     kind = 4
+	kindRecords   kind = 5
 	kindLaneReady kind = 16
 	kindLaneDead  kind = 17
 	kindWindow    kind = 18
@@ -92,19 +93,21 @@ func (m *laneReady) parse(r *reader) {
 // posted elsewhere. With a code it could not be made.
 type laneDead struct {
 	laneRef
-	code fault.Code // 0: ended
-	text string
+	taken uint64     // records in all that the target has taken from it
+	code  fault.Code // 0: ended
+	text  string
 }
 
 func (m *laneDead) bytes(w *writer) {
 	w.u16(m.lane)
 	w.u32(m.gen)
+	w.u64(m.taken)
 	w.u16(uint16(m.code))
 	w.text(m.text)
 }
 
 func (m *laneDead) parse(r *reader) {
-	m.lane, m.gen, m.code, m.text = r.u16(), r.u32(), fault.Code(r.u16()), r.text()
+	m.lane, m.gen, m.taken, m.code, m.text = r.u16(), r.u32(), r.u64(), fault.Code(r.u16()), r.text()
 }
 
 // laneShut says that the initiator's queue pair is no more; the target answers with laneDead.
@@ -112,6 +115,34 @@ type laneShut struct{ laneRef }
 
 func (m *laneShut) bytes(w *writer) { w.u16(m.lane); w.u32(m.gen) }
 func (m *laneShut) parse(r *reader) { m.lane, m.gen = r.u16(), r.u32() }
+
+// recordsMsg repeats records that the target's device has acknowledged and the target has not taken before its queue pair ended: their
+// completions went with it. The bytes of their WRITEs are in place; the operations have completed, so nobody posts them again.
+type recordsMsg struct {
+	laneRef
+	records [][]byte
+}
+
+func (m *recordsMsg) bytes(w *writer) {
+	w.u16(m.lane)
+	w.u32(m.gen)
+	w.u16(uint16(len(m.records)))
+	for _, b := range m.records {
+		w.u16(uint16(len(b)))
+		w.raw(b)
+	}
+}
+
+func (m *recordsMsg) parse(r *reader) {
+	m.lane, m.gen = r.u16(), r.u32()
+	n := int(r.u16())
+	r.bad = r.bad || n > recvDepth
+	for ; n > 0 && !r.bad; n-- {
+		b := make([]byte, min(r.u16(), recordLen))
+		r.raw(b)
+		m.records = append(m.records, b)
+	}
+}
 
 // windowMsg announces a window: where its region begins, and what the initiator checks for itself before it posts.
 type windowMsg struct {
@@ -254,6 +285,8 @@ func kindOf(m message) kind {
 		return kindClean
 	case *queryMsg:
 		return kindQuery
+	case *recordsMsg:
+		return kindRecords
 	case *laneReady:
 		return kindLaneReady
 	case *laneDead:
@@ -285,6 +318,8 @@ func parseMessage(k kind, body []byte) (message, error) {
 		m = new(cleanMsg)
 	case kindQuery:
 		m = new(queryMsg)
+	case kindRecords:
+		m = new(recordsMsg)
 	case kindLaneReady:
 		m = new(laneReady)
 	case kindLaneDead:

@@ -24,7 +24,7 @@ func naive(ranges []rdma.Range) (local, remote []uint64) {
 // of size and entries, and ends only where it must.
 func TestRequestsMoveEachByteOnce(t *testing.T) {
 	rng := testseed.New(t)
-	for round := range 3000 {
+	for round := range 1000 {
 		var ranges []rdma.Range
 		var total uint64
 		at := rdma.Range{Local: rng.Uint64N(1 << 20), Remote: rng.Uint64N(1 << 20)}
@@ -73,8 +73,9 @@ func TestRequestsMoveEachByteOnce(t *testing.T) {
 					require.EqualValues(t, g.lkey, s.LKey)
 					require.Positive(t, s.Len)
 					for b := range uint64(s.Len) {
-						require.Equal(t, g.local+local[done], s.Addr+b, "round %d", round)
-						require.Equal(t, g.remote+remote[done], wr.Remote+sum+b, "round %d", round)
+						if g.local+local[done] != s.Addr+b || g.remote+remote[done] != wr.Remote+sum+b {
+							t.Fatalf("round %d: byte %d goes from %#x to %#x", round, done, s.Addr+b, wr.Remote+sum+b)
+						}
 						done++
 					}
 					sum += uint64(s.Len)

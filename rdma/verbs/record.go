@@ -35,6 +35,11 @@ func putRecord(b []byte, gen uint32, n int) int {
 	return recordHeader + n*recordEntry
 }
 
+// recordSize is the length of a record that putRecord made.
+func recordSize(b []byte) int {
+	return recordHeader + int(binary.LittleEndian.Uint32(b[4:]))*recordEntry
+}
+
 func putEntry(b []byte, k int, e *entry) {
 	le := binary.LittleEndian
 	b = b[recordHeader+k*recordEntry:]
@@ -54,13 +59,16 @@ func parseRecord(dst []entry, b []byte, gen uint32) ([]entry, error) {
 		return dst, violation("a record of %d bytes", len(b))
 	}
 	n := le.Uint32(b[4:])
-	if n > recordEntries || len(b) != recordHeader+int(n)*recordEntry || le.Uint32(b) != gen {
+	if n > recordEntries || len(b) != recordHeader+int(n)*recordEntry || le.Uint32(b) != gen || le.Uint64(b[8:]) != 0 {
 		return dst, violation("a malformed record")
 	}
 	for k := range int(n) {
 		e := b[recordHeader+k*recordEntry:]
 		x := entry{key: rdma.Key(le.Uint64(e)), tag: le.Uint64(e[8:]), op: le.Uint64(e[16:]), bytes: le.Uint64(e[24:]),
 			part: le.Uint16(e[32:]), parts: le.Uint16(e[34:])}
+		if le.Uint32(e[36:]) != 0 {
+			return dst, violation("a malformed record")
+		}
 		if x.parts == 0 || x.part >= x.parts || x.parts > maxParts {
 			return dst, violation("a record of part %d of %d", x.part, x.parts)
 		}

@@ -170,6 +170,8 @@ func TestAbuseOfATarget(t *testing.T) {
 		{"generation back", append(framed(laneOf(0, 2)), framed(laneOf(0, 1))...), fault.ProtocolViolation},
 		{"end of no lane", framed(&laneShut{laneRef{5, 1}}), fault.ProtocolViolation},
 		{"end of a later lane", append(framed(laneOf(0, 1)), framed(&laneShut{laneRef{0, 2}})...), fault.ProtocolViolation},
+		{"records of a lane that is up", append(framed(laneOf(0, 1)), framed(&recordsMsg{laneRef: laneRef{0, 1}})...), fault.ProtocolViolation},
+		{"records of no lane", framed(&recordsMsg{laneRef: laneRef{7, 1}}), fault.ProtocolViolation},
 		{"half a message", []byte{9, 0}, fault.PeerLost},
 	} {
 		id++
@@ -264,10 +266,11 @@ func TestAbuseOfAnInitiator(t *testing.T) {
 		{"an initiator's message", framed(&queryMsg{1}), fault.ProtocolViolation},
 		{"garbage", []byte{1, 0, 0, 0, 99}, fault.ProtocolViolation},
 		{"credits for nothing", framed(&creditMsg{laneRef{0, 1}, 1}), fault.ProtocolViolation},
+		{"a lane that took too much", framed(&laneDead{laneRef: laneRef{0, 1}, taken: 1}), fault.ProtocolViolation},
 		{"window of no access", framed(&windowMsg{key: 1}), fault.ProtocolViolation},
 		{"end", nil, fault.PeerLost},
-		{"lanes refused", append(framed(&laneDead{laneRef{0, 1}, fault.ResourceExhausted, "full"}),
-			framed(&laneDead{laneRef{1, 1}, fault.ResourceExhausted, "full"})...), fault.ResourceExhausted},
+		{"lanes refused", append(framed(&laneDead{laneRef{0, 1}, 0, fault.ResourceExhausted, "full"}),
+			framed(&laneDead{laneRef{1, 1}, 0, fault.ResourceExhausted, "full"})...), fault.ResourceExhausted},
 		{"lanes that lead nowhere", append(framed(&laneReady{laneRef: laneRef{0, 1}, qpn: 5, mtu: 4096}),
 			framed(&laneReady{laneRef: laneRef{1, 1}, qpn: 6, mtu: 4096})...), fault.PeerUnreachable},
 		{"lanes of no MTU", append(framed(&laneReady{laneRef: laneRef{0, 1}}), framed(&laneReady{laneRef: laneRef{1, 1}})...), fault.PeerUnreachable},
@@ -313,13 +316,17 @@ func TestAPeerThatDoesNotReadLosesItsSession(t *testing.T) {
 	s := newSide(here)
 	lost := make(chan error, 1)
 	s.start(func(message) error { return nil }, func(err error) { lost <- err })
-	big := &keysMsg{keys: make([]windowKey, maxKeys)}
-	for range 2 * maxQueued / (12 * maxKeys) {
+	big := &recordsMsg{}
+	for range recvDepth {
+		big.records = append(big.records, make([]byte, recordLen))
+	}
+	size := len(framed(big))
+	for range 2 * maxQueued / size {
 		s.send(big)
 	}
 	requireCode(t, fault.PeerLost, <-lost)
 	s.mu.Lock()
-	require.LessOrEqual(t, len(s.out.b), maxQueued+2*12*maxKeys)
+	require.LessOrEqual(t, len(s.out.b), maxQueued+2*size)
 	s.mu.Unlock()
 	s.close()
 	s.wait()

@@ -87,9 +87,13 @@ func (t *target) handle(m message) error {
 		if l != nil {
 			t.endLane(l, nil)
 		} else if int(m.lane) < len(t.lanes) && t.lanes[m.lane] != nil && m.gen <= t.lanes[m.lane].gen {
-			t.side.send(&laneDead{laneRef: m.laneRef}) // it had ended before
+			t.side.send(&laneDead{laneRef: m.laneRef, taken: t.lanes[m.lane].taken}) // it had ended before
 		} else {
 			return violation("the end of lane %d, which was not opened", m.lane)
+		}
+	case *recordsMsg:
+		if err := t.told(m); err != nil {
+			return err
 		}
 	case *cleanMsg:
 		if w := t.windows[m.key]; w != nil && w.fence != nil {

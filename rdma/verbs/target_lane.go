@@ -72,7 +72,7 @@ func (t *target) openLane(m *laneOpen) error {
 	if l.up {
 		t.endLane(l, nil)
 	}
-	l.gen = m.gen
+	l.gen, l.taken = m.gen, 0
 	if err := l.open(m); err != nil {
 		t.p.opt.Logger.Warn("lane not opened", "session", uint64(t.id), "lane", int(m.lane), "error", err)
 		t.side.send(&laneDead{laneRef: l.ref(), code: fault.CodeOf(err), text: err.Error()})
@@ -112,7 +112,7 @@ func (l *targetLane) open(m *laneOpen) error {
 	c.Access = nic.RemoteWrite | nic.RemoteRead
 	c.ReadResp = max(1, min(int(m.readInit), d.attr.MaxReadResp))
 	l.qp, l.qpn, l.slab, l.up = qp, qp.Num(), s, true
-	l.taken, l.told, l.lastID, l.flying, l.todo, l.fresh = 0, 0, 0, map[uint64]request{}, nil, nil
+	l.told, l.lastID, l.flying, l.todo, l.fresh = 0, 0, map[uint64]request{}, nil, nil
 	if err = qp.Connect(path, c); err == nil {
 		err = l.receive(0, d.depth.MaxRecv)
 	}
@@ -160,7 +160,7 @@ func (t *target) endLane(l *targetLane, why error) {
 		w.laneEnded(l)
 	}
 	if t.ended == 0 && t.side != nil {
-		m := &laneDead{laneRef: l.ref()}
+		m := &laneDead{laneRef: l.ref(), taken: l.taken}
 		if why != nil {
 			m.code, m.text = fault.CodeOf(why), why.Error()
 		}
@@ -235,12 +235,38 @@ func (l *targetLane) take(c *nic.Completion) {
 		return
 	}
 	for k := range t.entries {
-		e := &t.entries[k]
+		if w := t.windows[t.entries[k].key]; w != nil {
+			w.received(l)
+		}
+	}
+	t.arrived(t.entries)
+}
+
+// told takes the records that came in on a lane unseen, before its queue pair ended.
+func (t *target) told(m *recordsMsg) error {
+	if int(m.lane) >= len(t.lanes) || t.lanes[m.lane] == nil || t.lanes[m.lane].up || t.lanes[m.lane].gen != m.gen {
+		return violation("records of lane %d, which has not just ended", m.lane)
+	}
+	l := t.lanes[m.lane]
+	for _, b := range m.records {
+		var err error
+		if t.entries, err = parseRecord(t.entries[:0], b, m.gen); err != nil {
+			return err
+		}
+		l.taken++
+		t.arrived(t.entries)
+	}
+	return nil
+}
+
+// arrived reports the operations of which the last part has come.
+func (t *target) arrived(entries []entry) {
+	for k := range entries {
+		e := &entries[k]
 		w := t.windows[e.key]
 		if w == nil {
 			continue // fenced meanwhile
 		}
-		w.received(l)
 		total := e.bytes
 		if e.parts > 1 {
 			a := w.parts[e.op]

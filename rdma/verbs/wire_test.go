@@ -30,7 +30,9 @@ func framed(m message) []byte {
 	return w.b
 }
 
-func sampleGID(last byte) [16]byte { return [16]byte{10: 0xff, 11: 0xff, 12: 10, 13: 7, 14: 0, 15: last} }
+func sampleGID(last byte) [16]byte {
+	return [16]byte{10: 0xff, 11: 0xff, 12: 10, 13: 7, 14: 0, 15: last}
+}
 
 func sampleParams() params {
 	p := params{tls: true, session: 0x1122334455667788, rails: []pick.PeerRail{
@@ -52,9 +54,10 @@ func sampleMessages() map[string]message {
 		"lane-shut":         &laneShut{ref},
 		"clean":             &cleanMsg{key: 7, lanes: []laneCount{{ref, 1000}, {laneRef{4, 1}, 0}}},
 		"query":             &queryMsg{7},
+		"records":           &recordsMsg{laneRef: ref, records: [][]byte{sampleRecord()}},
 		"lane-ready":        &laneReady{laneRef: ref, qpn: 0x654321, psn: 0xfedcba, mtu: 1024, readResp: 16, receives: 64},
 		"lane-dead":         &laneDead{laneRef: ref},
-		"lane-dead-refused": &laneDead{laneRef: ref, code: fault.ResourceExhausted, text: "no room"},
+		"lane-dead-refused": &laneDead{laneRef: ref, taken: 40, code: fault.ResourceExhausted, text: "no room"},
 		"window": &windowMsg{key: 7, access: rdma.AccessWrite, base: 0x7f0000001000, size: 0x100000, off: 0x1000, span: 0x2000,
 			rails: []uint32{0xdead, 0}, keys: []laneKey{{ref, 0xbeef}}},
 		"keys":   &keysMsg{laneRef: ref, keys: []windowKey{{7, 0xbeef}, {8, 0xcafe}}},
@@ -79,7 +82,7 @@ func golden() (names []string, frames [][]byte) {
 	add("answer", (&answer{version: 1}).bytes())
 	add("answer-refused", (&answer{version: 1, status: fault.PermissionDenied}).bytes())
 	m := sampleMessages()
-	for _, n := range []string{"lane-open", "lane-shut", "clean", "query", "lane-ready", "lane-dead", "lane-dead-refused", "window", "keys", "revoke", "credit"} {
+	for _, n := range []string{"lane-open", "lane-shut", "clean", "query", "records", "lane-ready", "lane-dead", "lane-dead-refused", "window", "keys", "revoke", "credit"} {
 		add(n, framed(m[n]))
 	}
 	add("record", sampleRecord())
@@ -213,10 +216,7 @@ func FuzzRecord(f *testing.F) {
 			putEntry(back, k, &es[k])
 		}
 		back = back[:putRecord(back, gen, len(es))]
-		again, err := parseRecord(nil, back, gen)
-		require.NoError(t, err)
-		require.Equal(t, es, again)
-		require.Len(t, b, len(back))
+		require.Equal(t, b, back)
 	})
 }
 
@@ -241,7 +241,7 @@ func TestParseCPUs(t *testing.T) {
 // Garbage of every length gives a typed error and never more than it says.
 func TestGarbageIsRefused(t *testing.T) {
 	rng := testseed.New(t)
-	for range 20_000 {
+	for range 5000 {
 		b := make([]byte, rng.IntN(100))
 		for k := range b {
 			b[k] = byte(rng.Uint32())

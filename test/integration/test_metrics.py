@@ -35,7 +35,9 @@ def documented() -> dict[str, tuple[str, dict[str, set[str] | None]]]:
             listed = set(re.findall(r"`([^`]+)`", values))
             if "errors.md" in values:
                 listed |= codes
-            labels[key.strip("`")] = None if key.strip("`") in ("version", "go_version", "device", "port") else listed
+            labels[key.strip("`")] = (
+                None if key.strip("`") in ("version", "go_version", "device", "port") else listed
+            )
         out[name.strip("`")] = (kind, labels)
     return out
 
@@ -119,7 +121,9 @@ def shown(pair: tuple[Daemon, Daemon]) -> None:
         assert kind.startswith("application/openmetrics-text; version=1.0.0"), kind
         assert text.endswith("# EOF\n")
     # A host without RDMA devices has no row of theirs.
-    assert kinds == {name: kind for name, (kind, _) in want.items() if name in kinds or "_rdma_port_" not in name}
+    assert kinds == {
+        name: kind for name, (kind, _) in want.items() if name in kinds or "_rdma_port" not in name
+    }
     assert values < 2 * 600
 
 

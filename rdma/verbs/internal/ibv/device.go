@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -27,6 +28,9 @@ const (
 
 // inlineBytes is what a queue pair is asked to carry inside a request: control messages, not payload.
 const inlineBytes = 64
+
+// removalPatience is how long Close waits for the removal of a device that answers no more.
+const removalPatience = 5 * time.Second
 
 // device is an opened device. Locks are taken in this order: gate, the lock of a queue pair, window or registration, polling, mu.
 type device struct {
@@ -140,13 +144,19 @@ func (d *device) lost(op string) error {
 	return fault.New(fault.PeerLost, op, "RDMA device %s failed or was removed", d.name)
 }
 
-// removed reports whether the kernel has torn the device down: by its event, or because its character device is gone.
-func (d *device) removed() bool {
-	if d.gone.Load() {
-		return true
+// removed waits for the kernel to have torn the device down: calls fail a little before that, but the names go after it. It is
+// false where a device only stopped answering, of which nobody knows what it still does.
+func (d *device) removed(patience time.Duration) bool {
+	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		_, a := os.Lstat(filepath.Join(d.host.classes, "infiniband", d.name))
+		_, b := os.Lstat(filepath.Join(d.host.classes, "infiniband_verbs", d.file)) // a renamed device has this one still
+		if errors.Is(a, os.ErrNotExist) && errors.Is(b, os.ErrNotExist) {
+			return true
+		}
+		if time.Now().After(end) {
+			return false
+		}
 	}
-	_, err := os.Stat(filepath.Join(d.host.classes, "infiniband_verbs", d.file))
-	return errors.Is(err, os.ErrNotExist)
 }
 
 // Port asks the device for state, MTU, LID and which GIDs are in use, and sysfs for the rest.
@@ -236,11 +246,12 @@ func (d *device) Close() error {
 		return d.closeErr
 	}
 	var errs []error
+	lost := 0
 	refused := func(call string, rc syscall.Errno) {
-		// What is gone cannot be told to stop, and has: the kernel ends a device's accesses before it lets calls fail.
-		if !(rc == syscall.EIO || rc == syscall.ENODEV) || !d.removed() {
-			errs = append(errs, callFailed(opClose, call, d.name, rc))
+		if rc == syscall.EIO || rc == syscall.ENODEV {
+			lost++
 		}
+		errs = append(errs, callFailed(opClose, call, d.name, rc))
 	}
 	for w := range d.windows { // before the queue pairs that they are bound on, whose destruction would wait for them
 		w.end(refused)
@@ -262,7 +273,7 @@ func (d *device) Close() error {
 		}
 	}
 	d.wakeFD, d.stopFD = -1, -1
-	if len(errs) > 0 {
+	if len(errs) > 0 && (lost < len(errs) || !d.removed(removalPatience)) {
 		d.closeErr = &fault.Error{Code: fault.CodeOf(errs[0]), Op: opClose, Detail: "the device did not give everything back", Err: errors.Join(errs...)}
 	}
 	return d.closeErr

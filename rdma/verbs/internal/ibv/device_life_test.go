@@ -332,11 +332,11 @@ func TestDeviceRemoved(t *testing.T) {
 
 // TestDeviceMemlock runs itself as a user without CAP_IPC_LOCK.
 func TestDeviceMemlock(t *testing.T) {
-	name := names(t)[0]
-	const child = "KVXFER_TEST_MEMLOCK"
-	if os.Getenv(child) == "" {
+	const child = "KVXFER_TEST_MEMLOCK" // names the device
+	name := os.Getenv(child)
+	if name == "" {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestDeviceMemlock$", "-test.v")
-		cmd.Env = append(os.Environ(), child+"=1")
+		cmd.Env = append(os.Environ(), child+"="+names(t)[0])
 		if os.Geteuid() == 0 {
 			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 			cmd.Dir = "/"

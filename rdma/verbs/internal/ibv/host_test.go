@@ -78,6 +78,18 @@ func TestOpenSaysWhatIsMissing(t *testing.T) {
 	assert.ErrorContains(t, err, path)
 }
 
+func TestRemoved(t *testing.T) {
+	root := t.TempDir()
+	d := &device{name: "mlx5_7", file: "uverbs3", host: &Host{classes: root}}
+	write(t, "", root, "infiniband/mlx5_7/node_desc")
+	write(t, "mlx5_7", root, "infiniband_verbs/uverbs3/ibdev")
+	assert.False(t, d.removed(0), "it stopped answering, but is there")
+	require.NoError(t, os.Rename(filepath.Join(root, "infiniband/mlx5_7"), filepath.Join(root, "infiniband/mlx5_new")))
+	assert.False(t, d.removed(0), "renamed")
+	require.NoError(t, os.RemoveAll(filepath.Join(root, "infiniband_verbs/uverbs3")))
+	assert.True(t, d.removed(0))
+}
+
 func TestMemlockText(t *testing.T) {
 	status := []byte("Name:\tkvxfer\nVmLck:\t       4 kB\nVmPin:\t    2048 kB\n")
 	assert.EqualValues(t, 2<<20, statusBytes(status, "VmPin:"))

@@ -41,7 +41,7 @@ type queuePair struct {
 
 	mu    sync.Mutex
 	c     *C.struct_kv_qp // nil once destroyed
-	reset bool            // in the state RESET
+	reset bool            // in the state RESET, where some libraries queue requests that they then say they refused
 	fail  error           // why the device's Close could not destroy it
 }
 
@@ -53,7 +53,7 @@ func (d *device) NewQP(c nic.QPConfig) (nic.QP, error) {
 		return nil, err
 	}
 	defer d.leave()
-	most := min(d.attr.MaxQPWR, d.attr.MaxCQE)
+	most := min(d.attr.MaxQPWR, d.attr.MaxCQE/2) // twice as many sends may complete: entries
 	if err := firstOf(within(opNewQP, "MaxSend", c.MaxSend, 1, most), within(opNewQP, "MaxRecv", c.MaxRecv, 0, most),
 		within(opNewQP, "MaxSGE", c.MaxSGE, 1, d.attr.MaxSGE), within(opNewQP, "MaxSignaled", c.MaxSignaled, 0, c.MaxSend)); err != nil {
 		return nil, err
@@ -139,6 +139,18 @@ func (q *queuePair) use(op string) error {
 	return closed(op, fmt.Sprintf("queue pair %d of %s", q.num, q.d.name))
 }
 
+// post locks the queue pair for posting.
+func (q *queuePair) post(op string) error {
+	if err := q.use(op); err != nil {
+		return err
+	}
+	if q.reset {
+		q.mu.Unlock()
+		return fault.New(fault.InvalidArgument, op, "queue pair %d of %s is not connected", q.num, q.d.name)
+	}
+	return nil
+}
+
 func (q *queuePair) Connect(p nic.Path, c nic.Connection) error {
 	if err := q.d.enter(opConnect); err != nil {
 		return err
@@ -211,14 +223,14 @@ func (q *queuePair) posted(op, call string, p C.struct_kv_posted) (int, error) {
 	case syscall.ENOMEM:
 		return int(p.n), full
 	case syscall.EINVAL:
-		return int(p.n), fault.New(fault.InvalidArgument, op, "request %d of the batch: unknown operation, entries beyond the list or more than %d, or a queue pair that is not connected", p.n, q.config.MaxSGE)
+		return int(p.n), fault.New(fault.InvalidArgument, op, "request %d of the batch: unknown operation, or entries beyond the list or more than %d", p.n, q.config.MaxSGE)
 	default:
 		return int(p.n), callFailed(op, call, fmt.Sprintf("queue pair %d of %s", q.num, q.d.name), errno)
 	}
 }
 
 func (q *queuePair) Post(wrs []nic.WR, sges []nic.SGE) (int, error) {
-	if err := q.use(opPost); err != nil {
+	if err := q.post(opPost); err != nil {
 		return 0, err
 	}
 	defer q.mu.Unlock()
@@ -231,7 +243,7 @@ func (q *queuePair) PostRecv(ids []uint64, sges []nic.SGE) (int, error) {
 	if len(ids) != len(sges) {
 		return 0, fault.Invalid(opRecv, "ids", "%d for %d entries: there is one of each", len(ids), len(sges))
 	}
-	if err := q.use(opRecv); err != nil {
+	if err := q.post(opRecv); err != nil {
 		return 0, err
 	}
 	defer q.mu.Unlock()
@@ -245,7 +257,7 @@ func (q *queuePair) Bind(id uint64, w nic.Window, mr nic.MR, addr, length uint64
 	if !ok || !ok2 || win.d != q.d || reg.d != q.d {
 		return 0, fault.Invalid(opBind, "window", "window and registration must be of device %s", q.d.name)
 	}
-	if err := q.use(opBind); err != nil {
+	if err := q.post(opBind); err != nil {
 		return 0, err
 	}
 	defer q.mu.Unlock()
@@ -265,7 +277,7 @@ func (q *queuePair) Bind(id uint64, w nic.Window, mr nic.MR, addr, length uint64
 }
 
 func (q *queuePair) Invalidate(id uint64, rkey uint32) error {
-	if err := q.use(opInval); err != nil {
+	if err := q.post(opInval); err != nil {
 		return err
 	}
 	defer q.mu.Unlock()

@@ -13,8 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// names are the devices that tests may use: those of KVXFER_RDMA_DEVICES. Where KVXFER_RDMA_WIRE says that they lie over TAP
-// devices, these are opened, which gives them a carrier, and as nobody copies frames between them the first device is used alone.
+// names are the devices that tests may use: those of KVXFER_RDMA_DEVICES. Where KVXFER_RDMA_WIRE says that they lie over the TAP
+// devices of github.com/kvxfer/kvxfer/test/rdma/tapwire, the first is used alone: opening its TAP device gives it a carrier, and
+// its packets to itself need no more.
 func names(t testing.TB) []string {
 	v := os.Getenv("KVXFER_RDMA_DEVICES")
 	if v == "" {
