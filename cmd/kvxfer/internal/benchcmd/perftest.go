@@ -197,7 +197,7 @@ func listening(ctx context.Context, c *child, port int) error {
 			return ctx.Err()
 		case <-limit:
 			return fmt.Errorf("%s does not listen on port %d within %s%s", c.name, port, patience, c.tail())
-		case <-time.After(5 * time.Millisecond):
+		case <-time.After(20 * time.Millisecond):
 		}
 	}
 }

@@ -19,7 +19,7 @@ import (
 const (
 	depth       = 64       // operations in flight
 	pairMemory  = 16 << 20 // on each side; the largest message fits twice
-	streamTime  = 300 * time.Millisecond
+	streamTime  = 500 * time.Millisecond
 	latencyTime = 100 * time.Millisecond
 	fewest      = 16 // operations of a stream, and of a latency
 	mostOps     = 20000
