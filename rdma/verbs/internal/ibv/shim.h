@@ -23,6 +23,7 @@ struct kv_lib {
 	int (*dealloc_pd)(struct v_pd *pd);
 	struct v_mr *(*reg_mr)(struct v_pd *pd, void *addr, size_t length, int access);
 	struct v_mr *(*reg_mr_iova2)(struct v_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access); // may be NULL
+	struct v_mr *(*reg_dmabuf_mr)(struct v_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access); // may be NULL
 	int (*dereg_mr)(struct v_mr *mr);
 	struct v_comp_channel *(*create_comp_channel)(struct v_context *c);
 	int (*destroy_comp_channel)(struct v_comp_channel *ch);
@@ -102,6 +103,7 @@ int kv_query_port(struct kv_dev *d, uint8_t port, struct v_port_attr *a);
 int kv_gids(struct kv_dev *d, struct v_gid_entry *e, int max);
 
 int kv_add_cq(struct kv_dev *d, int cqe, int recv, int *index, int *room);
+int kv_probe_dmabuf(struct kv_dev *d); // the errno of registering dma-buf -1; -1: the library cannot ask
 int kv_reg_mr(struct kv_dev *d, void *addr, size_t length, unsigned int access, struct v_mr **out);
 int kv_dereg_mr(struct kv_dev *d, struct v_mr *mr);
 int kv_alloc_mw(struct kv_dev *d, struct v_mw **out);

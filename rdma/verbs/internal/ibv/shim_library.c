@@ -72,6 +72,7 @@ struct kv_lib *kv_load(const char *path, char *why, size_t size)
 		{&l->dealloc_pd, "ibv_dealloc_pd", "IBVERBS_1.1", 0},
 		{&l->reg_mr, "ibv_reg_mr", "IBVERBS_1.1", 0},
 		{&l->reg_mr_iova2, "ibv_reg_mr_iova2", "IBVERBS_1.8", 1},
+		{&l->reg_dmabuf_mr, "ibv_reg_dmabuf_mr", "IBVERBS_1.12", 1},
 		{&l->dereg_mr, "ibv_dereg_mr", "IBVERBS_1.1", 0},
 		{&l->create_comp_channel, "ibv_create_comp_channel", "IBVERBS_1.0", 0},
 		{&l->destroy_comp_channel, "ibv_destroy_comp_channel", "IBVERBS_1.0", 0},
@@ -219,6 +220,18 @@ int kv_add_cq(struct kv_dev *d, int cqe, int recv, int *index, int *room)
 		return none();
 	*index = (int)d->cq_count++;
 	*room = q->cq->cqe;
+	return 0;
+}
+
+int kv_probe_dmabuf(struct kv_dev *d)
+{
+	if (!d->lib->reg_dmabuf_mr)
+		return -1;
+	errno = 0;
+	struct v_mr *mr = d->lib->reg_dmabuf_mr(d->pd, 0, 4096, 0, -1, V_ACCESS_LOCAL_WRITE);
+	if (!mr)
+		return errno ? errno : EIO;
+	d->lib->dereg_mr(mr);
 	return 0;
 }
 
