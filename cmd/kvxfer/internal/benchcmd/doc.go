@@ -18,6 +18,10 @@
 //     reaches without one.
 //   - Others on the machine cannot be kept away, so how much of it they used is a field, and much of it is warned of. It
 //     bends ratios too: the limit has fewer threads than two daemons, and so a smaller share of a busy processor.
+//   - `bench verbs` measures the provider by itself too: what perftest measures has no daemon, and a ratio of unlike things says
+//     nothing. Its providers come from internal/node, which alone knows implementations.
+//   - perftest is run as people run it, over loop-back and with its own defaults, but with the number of queue pairs that suits it
+//     better. It is the rival for one contiguous range; nothing is the limit of lists over RDMA.
 //   - The daemons and clients are this binary, as child processes that the kernel kills with this one.
 //
 // Invariants, each with the test that holds it:
@@ -28,7 +32,10 @@
 //   - medians and percentiles are values that were measured: TestQuantile
 //   - what was not measured is null and "-", never a number: TestReport
 //   - what this run itself uses is not taken for what others do: TestOthers
+//   - both ends of a tool of perftest run and end, its row is read, and what fails is quoted: TestPerftest, TestPerftestRows, TestListens
+//   - a record of operations follows from its samples: TestMessageRecord, TestWithin
 //   - wrong usage is refused with exit code 2 and the allowed values: TestUsage
 //   - children end with the run, and a child that fails is quoted: TestChild
-//   - both kinds of transfer through real daemons, all fields, an interrupted run leaves nothing: test/integration test_bench.py
+//   - both kinds of transfer through real daemons, all fields, an interrupted run leaves nothing: test/integration test_bench.py;
+//     operations and lists over RDMA: test/rdma test_bench_verbs.py
 package benchcmd
