@@ -76,6 +76,7 @@ class Stage:
     Attributes:
         in_the_middle: rounds in which a part of the bytes had arrived when the owner was told.
         under_way: rounds in which the source had written when it ended, and not all had arrived then.
+        longest: milliseconds that taking memory back took at most, by event.
     """
 
     def __init__(
@@ -85,12 +86,11 @@ class Stage:
         weather: Weather,
         rng: random.Random,
         cut: Callable[[bool, bool], None] | None = None,
-        rails: int = 1,
         turns: int = 3,
     ) -> None:
         self.far, self.near = source, owner
         self.weather, self.rng, self.cut = weather, rng, cut
-        self.rails, self.turns = rails, turns
+        self.turns = turns
         self.source = source.client("source", "--units", str(2 * UNITS))
         self.owner = owner.client("owner", "--units", str(UNITS))
         self.source.ready()
@@ -100,6 +100,7 @@ class Stage:
         self.rounds = 0
         self.in_the_middle = 0
         self.under_way = 0
+        self.longest: dict[str, int] = {}
         self.seen: Counter[str] = Counter()
         self.providers: Counter[str] = Counter()
         self.late: Counter[str] = Counter()
@@ -143,6 +144,9 @@ class Stage:
             self.owner.ask("reconnect", {"ms": MS})
         ends = self.owner.ask("wait", {"ids": [v["id"] for v in taken], "ms": MS})
         self._undo(event, [*started, *acts])
+        if acts:  # the first is the owner's
+            took = max((a["ms"] for a in acts[0].result()), default=0)
+            self.longest[event] = max(self.longest.get(event, 0), took)
         for client in (c for c in (self.source, self.owner) if event in ("crash", "crash own")):
             client.ask("reconnect", {"ms": MS})
         lost, posted = [v["id"] for v in beside], set()
