@@ -75,7 +75,7 @@ class Stage:
 
     Attributes:
         in_the_middle: rounds in which a part of the bytes had arrived when the owner was told.
-        under_way: rounds in which the source had written when it ended, and not all had arrived then.
+        under_way: the same, and those in which the source says that it had written, but nothing had arrived.
         longest: milliseconds that taking memory back took at most, by event.
     """
 
@@ -328,7 +328,8 @@ class Stage:
             else:
                 middle = e["end"] != "good" and e["some"] and not e["whole"]
                 self.in_the_middle += middle
-                self.under_way += e["end"] != "good" and not e["whole"] and e["id"] in posted
+                begun = e["some"] or e["id"] in posted
+                self.under_way += e["end"] != "good" and not e["whole"] and begun
                 self.seen[f"{v['kind']}, {v['way']}: {e['end']}{', in the middle' if middle else ''}"] += 1
             if e.get("by"):
                 self.providers[e["by"]] += 1
