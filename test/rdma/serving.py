@@ -41,18 +41,16 @@ class Daemon:
     def start(self) -> Daemon:
         """Start it, and wait until it serves."""
         self._starts += 1
+        self.machine.run(["rm", "-f", f"{self.state}/node.json"])  # a killed daemon has left its own
         process = self.machine.start(self.argv, log=self.logs / f"{self.name}-{self._starts}.log")
+        self.process = process
         end = time.monotonic() + PATIENCE
-        last, self.pid, self.process = self.pid, 0, process
         while True:
             assert process.running, f"{self.name} did not start:\n{process.output()}"
-            with contextlib.suppress(
-                GuestError, json.JSONDecodeError
-            ):  # the file is not there yet, or the last daemon's
+            with contextlib.suppress(GuestError, json.JSONDecodeError):  # it is not there yet
                 info: dict[str, Any] = json.loads(self.machine.get(f"{self.state}/node.json"))
-                if info["pid"] != last:
-                    self.pid = info["pid"]
-                    return self
+                self.pid = info["pid"]
+                return self
             assert time.monotonic() < end, f"{self.name} does not serve:\n{process.output()}"
             time.sleep(0.02)
 

@@ -75,7 +75,8 @@ class Stage:
 
     Attributes:
         in_the_middle: rounds in which a part of the bytes had arrived when the owner was told.
-        under_way: rounds in which the source had written when it ended, and not all had arrived then.
+        under_way: the same, and those in which the source says that it had written, but nothing had arrived.
+        longest: milliseconds that taking memory back took at most, by event.
     """
 
     def __init__(
@@ -85,12 +86,11 @@ class Stage:
         weather: Weather,
         rng: random.Random,
         cut: Callable[[bool, bool], None] | None = None,
-        rails: int = 1,
         turns: int = 3,
     ) -> None:
         self.far, self.near = source, owner
         self.weather, self.rng, self.cut = weather, rng, cut
-        self.rails, self.turns = rails, turns
+        self.turns = turns
         self.source = source.client("source", "--units", str(2 * UNITS))
         self.owner = owner.client("owner", "--units", str(UNITS))
         self.source.ready()
@@ -100,6 +100,7 @@ class Stage:
         self.rounds = 0
         self.in_the_middle = 0
         self.under_way = 0
+        self.longest: dict[str, int] = {}
         self.seen: Counter[str] = Counter()
         self.providers: Counter[str] = Counter()
         self.late: Counter[str] = Counter()
@@ -143,6 +144,9 @@ class Stage:
             self.owner.ask("reconnect", {"ms": MS})
         ends = self.owner.ask("wait", {"ids": [v["id"] for v in taken], "ms": MS})
         self._undo(event, [*started, *acts])
+        if acts:  # the first is the owner's
+            took = max((a["ms"] for a in acts[0].result()), default=0)
+            self.longest[event] = max(self.longest.get(event, 0), took)
         for client in (c for c in (self.source, self.owner) if event in ("crash", "crash own")):
             client.ask("reconnect", {"ms": MS})
         lost, posted = [v["id"] for v in beside], set()
@@ -324,7 +328,8 @@ class Stage:
             else:
                 middle = e["end"] != "good" and e["some"] and not e["whole"]
                 self.in_the_middle += middle
-                self.under_way += e["end"] != "good" and not e["whole"] and e["id"] in posted
+                begun = e["some"] or e["id"] in posted
+                self.under_way += e["end"] != "good" and not e["whole"] and begun
                 self.seen[f"{v['kind']}, {v['way']}: {e['end']}{', in the middle' if middle else ''}"] += 1
             if e.get("by"):
                 self.providers[e["by"]] += 1

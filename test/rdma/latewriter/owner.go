@@ -233,12 +233,14 @@ func (o *owner) begun(args json.RawMessage) (any, error) {
 	return false, nil
 }
 
-// take takes memory back from the victims, each in its way and after so many milliseconds, and returns what each act said.
+// take takes memory back from the victims, each in its way and after so many milliseconds, and returns what each act said and
+// how long it took.
 func (o *owner) take(args json.RawMessage) (any, error) {
 	type act struct {
 		ID    int    `json:"id"`
 		After int    `json:"after,omitempty"` // ms
 		Code  string `json:"code"`
+		MS    int64  `json:"ms"`
 	}
 	acts, err := into[[]act](args)
 	if err != nil {
@@ -254,7 +256,9 @@ func (o *owner) take(args json.RawMessage) (any, error) {
 	}
 	return acts, each(len(acts), func(i int) error {
 		time.Sleep(time.Duration(acts[i].After) * time.Millisecond)
+		began := time.Now()
 		err := victims[i].takeBack()
+		acts[i].MS = time.Since(began).Milliseconds()
 		if acts[i].Code = codeOf(err); acts[i].Code == "" {
 			return err
 		}

@@ -41,7 +41,7 @@ type ending struct {
 	MS    int64  `json:"ms"`              // from the lease to that moment
 	Error string `json:"error,omitempty"`
 	May   bool   `json:"may,omitempty"` // at the source: it may have written
-	By    string `json:"by,omitempty"` // provider, after a good end
+	By    string `json:"by,omitempty"`  // provider, after a good end
 }
 
 func newVictim(a victimArgs) *victim {
