@@ -139,7 +139,7 @@ def plan(rng: random.Random, volleys: int, variant: str) -> list[str]:
     never = {"tcp": "rail", "verbs": "crash own"}.get(variant)
     names = [e for e in EVENTS if e != never]
     events = [e for e in names if e in OFTEN for _ in range(-(-volleys * OFTEN[e] // 100))]
-    events += [e for e in names if e in RARE for _ in range(1 + 3 * volleys * SIZE // 1000)]
+    events += [e for e in names if e in RARE for _ in range(max(1, 3 * volleys * SIZE // 1000))]
     events = rng.sample(events, len(events))[:volleys]
     return rng.sample(events + [""] * (volleys - len(events)), volleys)
 
