@@ -101,6 +101,11 @@ func (s *slab) addr(slot int) uint64 {
 	return uint64(uintptr(unsafe.Pointer(&s.mem[0]))) + uint64(slot*recordLen)
 }
 
+// receive is the entry of a receive into a slot.
+func (s *slab) receive(slot int) nic.SGE {
+	return nic.SGE{Addr: s.addr(slot), Len: recordLen, LKey: s.mr.LKey()}
+}
+
 func (s *slab) slot(k int) []byte { return s.mem[k*recordLen : (k+1)*recordLen] }
 
 func (p *Provider) openDevice(info nic.DeviceInfo, index int) (*device, error) {
@@ -294,6 +299,17 @@ func (d *device) tidy() {
 		d.spares = append(d.spares, qp)
 		d.mu.Unlock()
 	}
+}
+
+// spawn runs f beside its caller; close waits for it. false: the device is closing.
+func (d *device) spawn(f func()) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closing {
+		return false
+	}
+	d.wg.Go(f)
+	return true
 }
 
 // retire is the fence of a queue pair: when it returns nil, no packet to it places a byte and the device reads no memory for it.

@@ -34,9 +34,10 @@ func (r *initRail) moved(bytes uint64) {
 type laneState uint8
 
 const (
-	laneIdle    laneState = iota // no queue pair; it is opened when its time comes
-	laneOpening                  // laneOpen is sent
-	laneProbing                  // a record without entries is under way
+	laneIdle       laneState = iota // no queue pair; it is opened when its time comes
+	laneOpening                     // laneOpen is sent
+	laneConnecting                  // connect is at work; the queue pair is its own
+	laneProbing                     // a record without entries is under way
 	laneUp
 	laneEnding // the queue pair has ended here; the target has not answered
 )
@@ -124,27 +125,52 @@ func (l *initLane) open() {
 		fromLID: port.LID, mtu: uint16(port.MTU), qpn: l.qpn, psn: l.psn, readInit: uint16(d.attr.MaxReadInit)})
 }
 
-// ready: the target's queue pair answers.
+// ready: the target's queue pair answers. This side's is connected outside of the session's lock, as the target's is.
 func (l *initLane) ready(m *laneReady) {
 	if l.state != laneOpening {
 		return
 	}
+	l.state = laneConnecting
+	qp, psn := l.qp, l.psn
+	if !l.rail.near.dev.spawn(func() { l.connect(*m, qp, psn) }) {
+		l.state = laneOpening
+		l.i.endLane(l, false)
+	}
+}
+
+func (l *initLane) connect(m laneReady, qp nic.QP, psn uint32) {
 	i, d := l.i, l.rail.near.dev
 	port, err := d.port(l.rail.near.port)
 	if err == nil {
 		var path nic.Path
 		if path, err = i.p.path(l.rail.near, &port, l.rail.pair.LocalGID.GID, l.rail.pair.PeerGID.GID, l.rail.pair.Peer.LID, int(m.mtu)); err == nil {
 			c := i.p.connection(d)
-			c.PeerQPN, c.PeerPSN, c.PSN = m.qpn, m.psn, l.psn
+			c.PeerQPN, c.PeerPSN, c.PSN = m.qpn, m.psn, psn
 			c.ReadInit = max(1, min(d.attr.MaxReadInit, int(m.readResp)))
-			err = l.qp.Connect(path, c)
+			err = qp.Connect(path, c)
 		}
 	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if l.qp != qp || l.state != laneConnecting { // the lane has ended meanwhile, and left the queue pair to this goroutine
+		if err := d.retire(qp, false); err != nil && !d.ending() {
+			i.p.opt.Logger.Error("queue pair not ended", "session", uint64(i.id), "device", d.info.Name, "error", err)
+		}
+		return
+	}
+	l.state = laneOpening
 	if err != nil {
 		i.refuse(err)
 		i.endLane(l, false)
-		return
+	} else {
+		l.connected(&m)
 	}
+	i.pump()
+	i.flush()
+}
+
+// connected: both queue pairs answer.
+func (l *initLane) connected(m *laneReady) {
 	l.receives = uint64(min(m.receives, recvDepth))
 	l.state = laneProbing
 	if !l.rail.suspect && l.tried {
@@ -230,7 +256,9 @@ func (i *initiator) endLane(l *initLane, known bool) {
 	}
 	d := l.rail.near.dev
 	was := l.state
-	if err := d.retire(l.qp, false); err != nil {
+	if was == laneConnecting {
+		// The queue pair carries nothing, and connect sees to it.
+	} else if err := d.retire(l.qp, false); err != nil {
 		// The device may still read the source: what it carries does not complete until somebody restarts the daemon.
 		i.p.opt.Logger.Error("queue pair not ended, its operations stay pending", "session", uint64(i.id), "device", d.info.Name, "error", err)
 		l.state = laneEnding
@@ -254,7 +282,7 @@ func (i *initiator) endLane(l *initLane, known bool) {
 		p.state, p.lane = waiting, nil
 		i.waiting.push(p)
 	}
-	if was == laneProbing || was == laneOpening {
+	if was == laneProbing || was == laneOpening || was == laneConnecting {
 		i.tried(l, fault.New(fault.PeerUnreachable, "connect", "no answer over %s", l.rail.name()))
 	}
 	if i.ended != 0 {
@@ -288,7 +316,7 @@ func (l *initLane) landed(p *part) {
 
 // burden and unload keep the account of what a lane has to move.
 func (l *initLane) burden(p *part) {
-	if l.rail.load == 0 {
+	if l.rail.load == 0 && len(l.i.rails) > 1 {
 		l.rail.busy = time.Now()
 	}
 	l.load += p.bytes + partCost
@@ -428,7 +456,9 @@ func (l *initLane) land() {
 				w.count(l.ref())
 			}
 		}
-		l.rail.moved(p.bytes)
+		if len(l.i.rails) > 1 {
+			l.rail.moved(p.bytes) // one rail is never compared
+		}
 		p.state, p.lane = waiting, nil // in no list
 		l.i.succeed(p)
 	}

@@ -56,6 +56,9 @@ func (i *initiator) choose(p *part, w *farWindow) *initLane {
 	if w == nil || !w.known {
 		return nil
 	}
+	if len(i.rails) == 1 {
+		return i.emptiest(i.rails[0], p, w)
+	}
 	// The rail first, by the predicted end of its work; among its lanes the emptiest.
 	now := time.Now()
 	var best *initLane

@@ -87,6 +87,9 @@ func (t *target) handle(m message) error {
 		if l != nil {
 			t.endLane(l, nil)
 		} else if int(m.lane) < len(t.lanes) && t.lanes[m.lane] != nil && m.gen <= t.lanes[m.lane].gen {
+			if t.lanes[m.lane].gen == m.gen {
+				t.lanes[m.lane].opening = false
+			}
 			t.side.send(&laneDead{laneRef: m.laneRef, taken: t.lanes[m.lane].taken}) // it had ended before
 		} else {
 			return violation("the end of lane %d, which was not opened", m.lane)

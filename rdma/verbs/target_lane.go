@@ -18,6 +18,7 @@ type targetLane struct {
 	gen     uint32
 	rail    *rail
 	up      bool
+	opening bool // connect is at work on this generation
 	qp      nic.QP
 	qpn     uint32
 	slab    *slab
@@ -72,15 +73,23 @@ func (t *target) openLane(m *laneOpen) error {
 	if l.up {
 		t.endLane(l, nil)
 	}
-	l.gen, l.taken = m.gen, 0
-	if err := l.open(m); err != nil {
-		t.p.opt.Logger.Warn("lane not opened", "session", uint64(t.id), "lane", int(m.lane), "error", err)
-		t.side.send(&laneDead{laneRef: l.ref(), code: fault.CodeOf(err), text: err.Error()})
+	l.gen, l.taken, l.opening = m.gen, 0, true
+	if err := l.open(*m); err != nil {
+		l.refuse(err)
 	}
 	return nil
 }
 
-func (l *targetLane) open(m *laneOpen) error {
+// refuse tells the initiator why there is no queue pair.
+func (l *targetLane) refuse(err error) {
+	l.opening = false
+	l.t.p.opt.Logger.Warn("lane not opened", "session", uint64(l.t.id), "lane", int(l.index), "error", err)
+	l.t.side.send(&laneDead{laneRef: l.ref(), code: fault.CodeOf(err), text: err.Error()})
+}
+
+// open makes the queue pair. To connect it the kernel may have to find the peer on its network first, which takes seconds where
+// that is down, and no fence may wait for it: so it happens outside of the session's lock. Until laneReady nobody knows of it.
+func (l *targetLane) open(m laneOpen) error {
 	t := l.t
 	if t.broken != nil {
 		return t.broken
@@ -88,57 +97,98 @@ func (l *targetLane) open(m *laneOpen) error {
 	if int(m.rail) >= len(t.p.rails) {
 		return violation("rail %d, want 0 to %d", m.rail, len(t.p.rails)-1)
 	}
-	l.rail = t.p.rails[m.rail]
-	d := l.rail.dev
-	port, err := d.port(l.rail.port)
-	if err != nil {
-		return err
+	r := t.p.rails[m.rail]
+	if !r.dev.spawn(func() { l.connect(&m, r) }) {
+		return errClosed("queue pair")
 	}
-	path, err := t.p.path(l.rail, &port, m.toGID, m.fromGID, m.fromLID, int(m.mtu))
+	return nil
+}
+
+// connect makes the queue pair and announces it, if it is still wanted then.
+func (l *targetLane) connect(m *laneOpen, r *rail) {
+	t, d := l.t, r.dev
+	qp, s, ready, err := l.make(m, r)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.ended != 0 || l.gen != m.gen || !l.opening {
+		if err == nil {
+			t.discard(d, qp, s)
+		}
+		return
+	}
 	if err != nil {
-		return err
+		l.refuse(err)
+		return
+	}
+	l.rail, l.qp, l.qpn, l.slab, l.up, l.opening = r, qp, qp.Num(), s, true, false
+	l.told, l.lastID, l.flying, l.todo, l.fresh = 0, 0, map[uint64]request{}, nil, nil
+	t.side.send(ready)
+	if d.windows {
+		for _, w := range t.windows {
+			if w.fence == nil && l.up {
+				w.bindOn(l)
+			}
+		}
+	}
+	t.flush()
+}
+
+// make gives a connected queue pair with its receives, and what the initiator is told of it.
+func (l *targetLane) make(m *laneOpen, r *rail) (nic.QP, *slab, *laneReady, error) {
+	t, d := l.t, r.dev
+	port, err := d.port(r.port)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	path, err := t.p.path(r, &port, m.toGID, m.fromGID, m.fromLID, int(m.mtu))
+	if err != nil {
+		return nil, nil, nil, err
 	}
 	s, err := d.takeSlab()
 	if err != nil {
-		return err
+		return nil, nil, nil, err
 	}
 	qp, err := d.newQP(l)
 	if err != nil {
 		d.giveSlab(s)
-		return err
+		return nil, nil, nil, err
 	}
 	c := t.p.connection(d)
 	c.PeerQPN, c.PeerPSN, c.PSN = m.qpn, m.psn, randomPSN()
 	c.Access = nic.RemoteWrite | nic.RemoteRead
 	c.ReadResp = max(1, min(int(m.readInit), d.attr.MaxReadResp))
-	l.qp, l.qpn, l.slab, l.up = qp, qp.Num(), s, true
-	l.told, l.lastID, l.flying, l.todo, l.fresh = 0, 0, map[uint64]request{}, nil, nil
 	if err = qp.Connect(path, c); err == nil {
-		err = l.receive(0, d.depth.MaxRecv)
+		ids, sges := make([]uint64, d.depth.MaxRecv), make([]nic.SGE, d.depth.MaxRecv)
+		for k := range ids {
+			ids[k], sges[k] = uint64(k), s.receive(k)
+		}
+		_, err = qp.PostRecv(ids, sges)
 	}
 	if err != nil {
-		t.endLane(l, err)
-		return nil // endLane has told the initiator
+		t.mu.Lock()
+		t.discard(d, qp, s)
+		t.mu.Unlock()
+		return nil, nil, nil, err
 	}
-	t.side.send(&laneReady{laneRef: l.ref(), qpn: l.qpn, psn: c.PSN, mtu: uint16(path.MTU), readResp: uint16(c.ReadResp), receives: uint16(d.depth.MaxRecv)})
-	if d.windows {
-		for _, w := range t.windows {
-			if w.fence == nil {
-				w.bindOn(l)
-			}
-		}
-	}
-	return nil
+	return qp, s, &laneReady{laneRef: laneRef{m.lane, m.gen}, qpn: qp.Num(), psn: c.PSN, mtu: uint16(path.MTU), readResp: uint16(c.ReadResp), receives: uint16(d.depth.MaxRecv)}, nil
 }
 
-// receive queues the receives of slots first..first+n-1, or of those in recvIDs where n is 0.
-func (l *targetLane) receive(first, n int) error {
-	for k := range n {
-		l.recvIDs = append(l.recvIDs, uint64(first+k))
+// discard ends a queue pair that nobody was told of.
+func (t *target) discard(d *device, qp nic.QP, s *slab) {
+	if err := d.retire(qp, true); err != nil {
+		if t.broken == nil && !d.ending() {
+			t.broken = fault.Wrap(fault.Internal, "fence", err)
+		}
+		return
 	}
+	d.giveSlab(s)
+}
+
+// receive queues the receives of the slots in recvIDs again.
+func (l *targetLane) receive() error {
 	l.recvSGE = l.recvSGE[:0]
 	for _, id := range l.recvIDs {
-		l.recvSGE = append(l.recvSGE, nic.SGE{Addr: l.slab.addr(int(id)), Len: recordLen, LKey: l.slab.mr.LKey()})
+		l.recvSGE = append(l.recvSGE, l.slab.receive(int(id)))
 	}
 	_, err := l.qp.PostRecv(l.recvIDs, l.recvSGE)
 	l.recvIDs = l.recvIDs[:0]
@@ -203,7 +253,7 @@ func (l *targetLane) completed(run []nic.Completion) {
 		}
 	}
 	if l.up && len(l.recvIDs) > 0 {
-		if err := l.receive(0, 0); err != nil {
+		if err := l.receive(); err != nil {
 			t.endLane(l, err)
 		} else if l.taken-l.told >= creditEvery {
 			l.told = l.taken
@@ -244,7 +294,7 @@ func (l *targetLane) take(c *nic.Completion) {
 
 // told takes the records that came in on a lane unseen, before its queue pair ended.
 func (t *target) told(m *recordsMsg) error {
-	if int(m.lane) >= len(t.lanes) || t.lanes[m.lane] == nil || t.lanes[m.lane].up || t.lanes[m.lane].gen != m.gen {
+	if int(m.lane) >= len(t.lanes) || t.lanes[m.lane] == nil || t.lanes[m.lane].up || t.lanes[m.lane].opening || t.lanes[m.lane].gen != m.gen {
 		return violation("records of lane %d, which has not just ended", m.lane)
 	}
 	l := t.lanes[m.lane]
