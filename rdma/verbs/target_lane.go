@@ -18,6 +18,7 @@ type targetLane struct {
 	gen     uint32
 	rail    *rail
 	up      bool
+	refused bool // the last generation, which was logged
 	qp      nic.QP
 	qpn     uint32
 	slab    *slab
@@ -73,10 +74,14 @@ func (t *target) openLane(m *laneOpen) error {
 		t.endLane(l, nil)
 	}
 	l.gen, l.taken = m.gen, 0
-	if err := l.open(m); err != nil {
-		t.p.opt.Logger.Warn("lane not opened", "session", uint64(t.id), "lane", int(m.lane), "error", err)
+	err := l.open(m)
+	if err != nil {
+		if !l.refused { // the initiator goes on trying
+			t.p.opt.Logger.Warn("lane not opened", "session", uint64(t.id), "lane", int(m.lane), "error", err)
+		}
 		t.side.send(&laneDead{laneRef: l.ref(), code: fault.CodeOf(err), text: err.Error()})
 	}
+	l.refused = err != nil
 	return nil
 }
 
@@ -90,6 +95,9 @@ func (l *targetLane) open(m *laneOpen) error {
 	}
 	l.rail = t.p.rails[m.rail]
 	d := l.rail.dev
+	if err := d.usable(); err != nil {
+		return err
+	}
 	port, err := d.port(l.rail.port)
 	if err != nil {
 		return err
