@@ -47,6 +47,8 @@ type device struct {
 	depth   nic.QPConfig
 	wg      sync.WaitGroup
 
+	abandoning sync.Mutex // held over the close of a device that failed, which may take seconds; taken before mu
+
 	mu      sync.RWMutex
 	owners  map[uint32]owner
 	resting []rested
@@ -54,7 +56,7 @@ type device struct {
 	slabs   []*slab
 	pool    []nic.Window
 	failed  error // the device is unusable; its memory is safe when gone is true
-	gone    bool
+	gone    bool  // written under abandoning too
 	closing bool
 	ports   map[int]knownPort
 }
@@ -172,7 +174,12 @@ func (d *device) watch() {
 				o.completed([]nic.Completion{{QPN: e.QPN, Status: nic.Other, ID: noRequest}})
 			}
 		case nic.DeviceFatal:
-			d.fail(fault.New(fault.PeerLost, "device", "%s is gone: %s", d.info.Name, e.Text))
+			err := fault.New(fault.PeerLost, "device", "%s is gone: %s", d.info.Name, e.Text)
+			d.fail(err)
+			// Also where nobody uses it now: its removal may be waiting for that.
+			if err := d.abandon(err); err != nil {
+				d.p.opt.Logger.Warn("rdma device not closed", "device", d.info.Name, "error", err)
+			}
 		}
 	}
 }
@@ -338,14 +345,16 @@ func (d *device) retire(qp nic.QP, reached bool) error {
 // abandon closes a device that does not obey: the last rung of the ladder. nil: the kernel has ended everything on it.
 func (d *device) abandon(cause error) error {
 	go d.fail(fault.Wrap(fault.Internal, "rdma device does not obey", cause)) // owners are told outside of their locks
-	d.mu.Lock()
-	defer d.mu.Unlock()
+	d.abandoning.Lock()
+	defer d.abandoning.Unlock()
 	if d.gone {
 		return nil
 	}
 	if err := d.dev.Close(); err != nil {
 		return fault.Wrap(fault.Internal, "close device "+d.info.Name, err)
 	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	d.gone = true
 	return nil
 }

@@ -58,6 +58,7 @@
 //   - a lost rail's transfer finishes on another, and its packets land nowhere: TestRailLostInMidTransfer
 //   - a target that takes nothing is not sent more records than it has room for, and no lane breaks: TestTargetThatIsStopped
 //   - each byte is in one request, within the device's limits: TestRequestsMoveEachByteOnce, TestSplitKeepsEveryByte
+//   - a cancelled operation ends on a rail that neither moves it nor gives it up, whatever became of its window: TestCancelOfWhatLostItsWindow
 //   - an operation that the device refuses ends, and what travels with it does not: TestRefusedByTheDevice
 //   - nobody without the secret gets a side channel: TestHelloIsChecked; nor in clear, or of another node, where TLS is wanted: TestSideChannelsOverTLS
 //   - a peer that breaks the protocol loses its session and nothing else: TestAbuseOfATarget, TestAbuseOfAnInitiator; what cannot be done

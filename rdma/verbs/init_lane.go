@@ -225,9 +225,9 @@ func (l *initLane) failed(err error) {
 	l.i.watchLost()
 }
 
-// later opens the lane again after a while.
+// later opens the lane again after a while; not on a device that is gone, which stays so until the provider is made anew.
 func (l *initLane) later() {
-	if l.i.ended != 0 {
+	if l.i.ended != 0 || l.rail.near.dev.usable() != nil {
 		return
 	}
 	l.backoff = min(max(2*l.backoff, backoffFrom), backoffTo)

@@ -253,6 +253,7 @@ func (i *initiator) Cancel(ids ...uint64) {
 	for _, id := range ids {
 		if o := i.byID[id]; o != nil {
 			seq := o.seq
+			o.unwanted = true // also where it is doomed already: its window's end does not stop a device that cannot send
 			i.doom(o, fault.Cancelled)
 			left = left || i.bySeq[seq] != nil
 		}
@@ -271,7 +272,7 @@ func (i *initiator) force() {
 	if i.ended != 0 {
 		return
 	}
-	i.forceIf(func(o *op) bool { return o.doomed == fault.Cancelled })
+	i.forceIf(func(o *op) bool { return o.unwanted })
 	i.pump()
 	i.flush()
 }

@@ -23,6 +23,7 @@ type op struct {
 	left     int        // parts that are not over
 	onDevice int        // of these, a device works on
 	doomed   fault.Code // it ends with this when its last part is over; 0: with success
+	unwanted bool       // Cancel named it: a device that still works on it is made to stop
 	wrote    bool       // a device was given a part
 }
 

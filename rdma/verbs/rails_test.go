@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -73,6 +74,29 @@ func TestRailLostInMidTransfer(t *testing.T) {
 }
 
 func (r *rail) index() int { return r.dev.index }
+
+// An operation that lost its window before it is cancelled is made to end too, on a rail that neither moves it nor gives it up: a port
+// that is paused does neither.
+func TestCancelOfWhatLostItsWindow(t *testing.T) {
+	const size = 256 << 10
+	p := newPair(t, size, 1, Options{Timeout: 31, Drain: 5 * time.Millisecond})
+	key := p.grant(t, rdma.AccessWrite, 0, size)
+	p.there(0).Hold()
+	p.post(t, p.write(key, 1, rdma.Range{Len: size}))
+	held(t, p.there(0), 1)
+	require.NoError(t, p.tgt.Fence(key))
+	eventually(t, "the initiator hears of the fence", func() bool {
+		p.ini.mu.Lock()
+		defer p.ini.mu.Unlock()
+		return p.ini.windows[key].revoked
+	})
+	p.ini.Cancel(1)
+	e := p.next(t, p.a, rdma.EventCompletion)
+	require.Equal(t, fault.StaleKey, e.Status)
+	require.True(t, e.Wrote)
+	require.NoError(t, p.a.Close())
+	require.NoError(t, p.b.Close())
+}
 
 // A target that is stopped takes no records. The initiator runs out of credits and waits; no lane breaks, and everything arrives in
 // the end, once.

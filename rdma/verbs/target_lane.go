@@ -19,6 +19,7 @@ type targetLane struct {
 	rail    *rail
 	up      bool
 	opening bool // connect is at work on this generation
+	refused bool // the last generation, which was logged
 	qp      nic.QP
 	qpn     uint32
 	slab    *slab
@@ -83,7 +84,10 @@ func (t *target) openLane(m *laneOpen) error {
 // refuse tells the initiator why there is no queue pair.
 func (l *targetLane) refuse(err error) {
 	l.opening = false
-	l.t.p.opt.Logger.Warn("lane not opened", "session", uint64(l.t.id), "lane", int(l.index), "error", err)
+	if !l.refused { // the initiator goes on trying
+		l.t.p.opt.Logger.Warn("lane not opened", "session", uint64(l.t.id), "lane", int(l.index), "error", err)
+	}
+	l.refused = true
 	l.t.side.send(&laneDead{laneRef: l.ref(), code: fault.CodeOf(err), text: err.Error()})
 }
 
@@ -98,6 +102,9 @@ func (l *targetLane) open(m laneOpen) error {
 		return violation("rail %d, want 0 to %d", m.rail, len(t.p.rails)-1)
 	}
 	r := t.p.rails[m.rail]
+	if err := r.dev.usable(); err != nil {
+		return err
+	}
 	if !r.dev.spawn(func() { l.connect(&m, r) }) {
 		return errClosed("queue pair")
 	}
@@ -121,6 +128,7 @@ func (l *targetLane) connect(m *laneOpen, r *rail) {
 		return
 	}
 	l.rail, l.qp, l.qpn, l.slab, l.up, l.opening = r, qp, qp.Num(), s, true, false
+	l.refused = false
 	l.told, l.lastID, l.flying, l.todo, l.fresh = 0, 0, map[uint64]request{}, nil, nil
 	t.side.send(ready)
 	if d.windows {

@@ -195,11 +195,11 @@ def functions(package: str) -> set[str]:
 
 
 def python_tests() -> set[str]:
-    """The tests and test files of this directory."""
-    here = Path(__file__).parent
-    found = {p.stem for p in here.glob("test_*.py")}
-    for p in here.glob("test_*.py"):
-        found |= set(re.findall(r"^def (test_\w+)\(", p.read_text(), re.M))
+    """The tests and test files of this directory and of the one with the virtual machines."""
+    found: set[str] = set()
+    for where in (Path(__file__).parent, ROOT / "test/rdma"):
+        for p in where.glob("test_*.py"):
+            found |= {p.stem, *re.findall(r"^def (test_\w+)\(", p.read_text(), re.M)}
     return found
 
 

@@ -28,7 +28,7 @@ WRONG = [
     ("heartbeat", "1ms", "50ms to 10m"),
     ("drain-timeout", "-1s", "0s to 1h"),
     ("log-level", "loud", "debug, info, warn, error"),
-    ("providers", "pigeon", "shm, tcp"),
+    ("providers", "pigeon", "shm, verbs, tcp"),
     ("socket", "/" + "x" * 200, "a path of at most 107 bytes"),
 ]
 

@@ -1,184 +1,280 @@
-"""What fails between two machines ends in a typed error or in a finished transfer, in bounded time."""
+"""Faults of RDMA between two daemons: each is a typed error or a finished transfer with the right bytes.
+
+After each fault both daemons move blocks over verbs again, and no memory is in quarantine (Duo.well).
+"""
 
 from __future__ import annotations
 
 import shutil
+import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+import kernel
 import network
 from conftest import Pair
-from latewriter import MS, LateWriter
-from serving import Daemon
-from test_late_writes import LOGS, build
-from vm import GuestError
-from weather import ROCE_PORT, Sky, Weather
+from duo import SETTINGS, Duo, End
+from latewriter import PATIENCE, STDERR
+from test_late_writes import build
 
-UNITS = 64
-BOUND = 30.0
-"""Seconds within which everything here has ended: a peer that does not answer costs a queue pair two of them,
-and the transfer's own time is ten."""
-# Memory windows make rdma_rxe wait 51 seconds for each queue pair of a process or device that ends.
-SETTINGS = ("--providers", "verbs", "--rdma-windows", "off")
+LOGS = kernel.BUILD / "logs"
+RAILS = ("eth0", "eth1")
+LIMIT = 256 << 10
+"""Bytes that a confined daemon may lock: less than its clients' memory."""
 
 
 @pytest.fixture(scope="module")
 def guest_files() -> Mapping[str, Path]:
-    """What the machines run."""
+    """Daemons, their clients, and what takes the right to lock memory away."""
     return {
         "/usr/bin/kvxfer": build("kvxfer", "./cmd/kvxfer"),
         "/usr/bin/latewriter": build("latewriter", "./test/rdma/latewriter", cgo=False),
+        "/usr/bin/confine": build("confine", "./test/rdma/confine", cgo=False),
     }
 
 
-class Two:
-    """A source's and an owner's daemon with a client each."""
-
-    def __init__(self, pair: Pair, logs: Path) -> None:
-        self.pair, self.logs = pair, logs
-        self.daemons: list[Daemon] = []
-        self.clients: list[LateWriter] = []
-        self.ids = 0
-
-    def start(self, source: tuple[str, ...] = (), owner: tuple[str, ...] = ()) -> None:
-        """Start everything; settings of each daemon besides SETTINGS."""
-        for machine, name, more in ((self.pair.a, "source", source), (self.pair.b, "owner", owner)):
-            machine.run(f"rm -rf /tmp/{name}.state")
-            address = network.ends(machine.role)[2].ipv4
-            daemon = Daemon(machine, name, address, self.logs, *SETTINGS, *more)
-            self.daemons.append(daemon)
-            self.clients.append(daemon.start().client(name, "--units", str(UNITS)))
-        for client in self.clients:
-            client.ready()
-
-    def push(self, meanwhile: Callable[[], object] = lambda: None) -> dict[str, Any]:
-        """Write all blocks; ``meanwhile`` is called when it has begun. Returns the owner's end, with the
-        source's error, where it has one, as "far"."""
-        source, owner = self.clients
-        self.ids += 1
-        units = list(range(UNITS))
-        v = {
-            "id": self.ids,
-            "kind": "push",
-            "way": "keep",
-            "units": units,
-            "from": units,
-            "ttl": MS,
-            "mark": 200,
-        }
-        ticket = owner.ask("open", [v])[0]["ticket"]
-        began = time.monotonic()
-        source.ask("push", [{**v, "ticket": ticket, "ttl": 10_000}])
-        meanwhile()
-        (far,) = source.ask("wait", {"ids": [self.ids], "ms": MS})
-        if far["end"] != "good":
-            owner.ask("take", [{"id": self.ids}])
-        (end,) = owner.ask("wait", {"ids": [self.ids], "ms": MS})
-        took = time.monotonic() - began
-        print(f"  {took:5.1f} s  {end['end']}, {far['end']}: {far.get('error', '')}", flush=True)
-        assert took < BOUND
-        assert far["end"] != ""
-        assert not end.get("wrong"), f"{end['wrong']} bytes are not what the source had"
-        assert not owner.late
-        return {**end, "far": far}
-
-    def eventually(self) -> None:
-        """Transfers go well again, without anybody's help, in bounded time."""
-        end = time.monotonic() + BOUND
-        while self.push()["far"]["end"] != "good":
-            assert time.monotonic() < end
-
-
-@pytest.fixture
-def two(pair: Pair, request: pytest.FixtureRequest) -> Iterator[Two]:
-    """Two daemons that are not started."""
-    logs = LOGS / request.node.name
+@pytest.fixture(scope="module")
+def stage(pair: Pair) -> Iterator[Duo]:
+    """Two daemons; tests that need others start them anew."""
+    logs = LOGS / "faults"
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
-    made = Two(pair, logs)
-    yield made
-    for client in made.clients:
-        client.close()
-    for daemon in made.daemons:
-        if daemon.process is not None and daemon.process.running:
-            daemon.kill()
-
-
-@pytest.fixture
-def slow(pair: Pair) -> Iterator[Weather]:
-    """Payload takes a while, so that something can happen meanwhile."""
-    weather = Weather(pair.a, ["eth0", "eth1"], "udp", ROCE_PORT)
-    weather.change(Sky(delay=100, rate=4))
-    yield weather
-    weather.clear()
-
-
-def test_links(two: Two, slow: Weather) -> None:
-    """One rail is lost in mid-transfer, then both: it finishes on the other, or ends typed; and goes on."""
-    two.start()
-    two.eventually()
-    machine = two.pair.b
-
-    def plug(plugged: bool, *devices: str) -> None:
-        for dev in devices:
-            machine.cable(dev, plugged)
-
-    end = two.push(lambda: plug(False, "eth1"))
-    assert end["far"]["end"] == "good", "one rail is enough"
-    assert end["by"] == "verbs"
-    plug(True, "eth1")
-    end = two.push(lambda: plug(False, "eth0"))
-    assert end["far"]["end"] == "good", "the other rail is enough too"
-    plug(True, "eth0")
-    two.eventually()
-    end = two.push(lambda: plug(False, "eth0", "eth1"))
-    assert end["far"]["end"] in ("PeerLost", "DeadlineExceeded", "good")
-    plug(True, "eth0", "eth1")
-    two.eventually()
-
-
-def test_mtu_mismatch(two: Two) -> None:
-    """The ends of a rail have different MTUs: the smaller one counts."""
-    two.pair.b.run("ip link set eth0 mtu 1500 && ip link set eth1 mtu 1500")
+    duo = Duo(pair, logs)
     try:
-        two.start()
-        assert two.push()["far"]["end"] == "good"
+        yield duo
     finally:
-        two.pair.b.run(f"ip link set eth0 mtu {network.MTU} && ip link set eth1 mtu {network.MTU}")
+        duo.close()
+        for machine in pair:
+            (logs / f"clients-{machine.role}.log").write_text(
+                machine.run(f"cat {STDERR}; rm -f {STDERR}", check=False).out
+            )
 
 
-def test_gids_that_do_not_meet(two: Two) -> None:
-    """Each end is told to use a GID that does not reach the other's: a typed error that says so."""
-    a, b = network.ends("a"), network.ends("b")
-    two.start(("--rdma-gid", a[0].ipv4), ("--rdma-gid", b[1].ipv4))
-    end = two.push()
-    assert end["far"]["end"] == "PeerUnreachable"
-    assert "no rail reaches the peer" in end["far"]["error"]
+@pytest.fixture(scope="module")
+def duo(stage: Duo) -> Duo:
+    """Two daemons with the usual settings."""
+    return stage.start().open()
 
 
-def test_gid_of_no_port(two: Two) -> None:
-    """A GID that no port has: the daemon does not start, and names it."""
-    daemon = Daemon(
-        two.pair.a, "source", network.ends("a")[2].ipv4, two.logs, *SETTINGS, "--rdma-gid", "192.0.2.1"
-    )
-    with pytest.raises((AssertionError, GuestError), match=r"192\.0\.2\.1"):
-        daemon.start()
+def until(what: str, cond: object, timeout: float = PATIENCE) -> None:
+    """Wait for a condition."""
+    assert callable(cond)
+    end = time.monotonic() + timeout
+    while not cond():
+        assert time.monotonic() < end, what
+        time.sleep(0.05)
 
 
-def test_device_removed(two: Two, slow: Weather) -> None:
-    """A device goes away in mid-transfer: what it had to move goes another way, or ends typed."""
-    two.start()
-    two.eventually()
-    rail = network.ends("b")[1]
+def good(end: End, provider: str = "verbs") -> None:
+    """A transfer that ended well, over a provider."""
+    assert (end.source, end.target, end.provider) == ("good", "good", provider), end
+
+
+def finishes(duo: Duo, number: int) -> None:
+    """A step goes on and ends well over verbs, and both daemons work behind it."""
+    duo.there.go_on(number)
+    good(duo.there.end(number))
+    duo.well()
+
+
+def test_cable_pulled(duo: Duo) -> None:
+    """One of two rails is lost in mid-transfer: it finishes on the other, and comes back."""
+    duo.well()
+    number = duo.there.begin()
+    duo.machines["b"].cable("eth1", plugged=False)
+    finishes(duo, number)
+    assert duo.active("b", "rxe1") == 0
+    assert duo.active("b", "rxe0") == 1
+    checks = duo.doctor("b")
+    assert "DOWN" in checks["port-rxe1:1"], checks
+    assert "ACTIVE" in checks["port-rxe0:1"], checks
+    duo.machines["b"].cable("eth1", plugged=True)
+    until("the port is not up again", lambda: duo.active("b", "rxe1") == 1)
+    duo.used_again("rxe1")
+
+
+def test_link_down_at_the_source(duo: Duo) -> None:
+    """The source's own rail is taken down. What b sends there waits in QEMU and in rdma_rxe meanwhile, as on
+    a port that is paused, and goes on afterwards."""
+    number = duo.there.begin()
+    duo.machines["a"].link("eth0", up=False)
+    duo.there.go_on(number)
+    good(duo.there.end(number))
+    duo.machines["a"].link("eth0", up=True)
+    duo.used_again("rxe0")
+
+
+def test_both_rails_lost_for_a_while(duo: Duo) -> None:
+    """Nothing gets through any more; the transfer waits, and finishes when there is a rail again."""
+    a, b = duo.machines["a"], duo.machines["b"]
+    for rail in RAILS:
+        a.netem(rail, delay_ms=40)
+    number = duo.there.begin()
+    duo.there.begun(number)
+    for rail in RAILS:
+        b.cable(rail, plugged=False)
+    sent = [duo.packets("a", rail) for rail in ("rxe0", "rxe1")]
+    duo.there.go_on(number)
+    until("no queue pair has given up", lambda: duo.exceeded("a") > 0)
+    for rail in RAILS:
+        b.cable(rail, plugged=True)
+        a.netem(rail)
+    good(duo.there.end(number))
+    assert sent != [duo.packets("a", rail) for rail in ("rxe0", "rxe1")]
+    duo.well()
+
+
+@pytest.mark.parametrize("deaf", ["a", "b"])
+def test_one_direction_lost(duo: Duo, deaf: str) -> None:
+    """A rail loses every packet, or every answer, until its queue pairs have given up: no transfer fails."""
+    other = duo.machines["b" if deaf == "a" else "a"]
+    before = duo.exceeded("a")
+    number = duo.there.begin()
+    other.netem("eth0", loss_percent=100)
+    duo.there.go_on(number)
+    good(duo.there.end(number))
+    until("no queue pair has given up", lambda: duo.there.push() and duo.exceeded("a") > before)
+    other.netem("eth0")
+    duo.used_again("rxe0")
+
+
+def test_bad_rail(duo: Duo) -> None:
+    """One rail loses, doubles and reorders packets, both ways: bytes are right, written and read."""
+    for machine in duo.machines.values():
+        machine.netem("eth1", delay_ms=5, jitter_ms=3, loss_percent=5, duplicate_percent=5, reorder_percent=5)
+    for _ in range(3):
+        duo.well()
+        assert duo.there.pull() == "good over verbs"
+    for machine in duo.machines.values():
+        machine.netem("eth1")
+    duo.well()
+
+
+def test_stopped_daemon(duo: Duo) -> None:
+    """The target's daemon stands still in mid-transfer, shorter and longer than a peer may be silent."""
+    number = duo.there.begin()
+    duo.daemons["b"].signal(signal.SIGSTOP)
+    duo.there.go_on(number)
+    time.sleep(1)
+    duo.daemons["b"].signal(signal.SIGCONT)
+    good(duo.there.end(number))
+    number = duo.there.begin()
+    duo.daemons["b"].signal(signal.SIGSTOP)
+    duo.there.go_on(number)
+    lost = duo.daemons["a"].said().count("peer link down")
+    until("the peer is not lost", lambda: duo.daemons["a"].said().count("peer link down") > lost)
+    duo.daemons["b"].signal(signal.SIGCONT)
+    end = duo.there.end(number)
+    # Its device has taken the bytes, so the target may have had them all and the source not know.
+    assert end.source in ("good", "PeerLost"), end
+    assert end.target in ("good", "PeerLost", "LeaseRevoked"), end
+    duo.well()
+
+
+def test_smaller_mtu(duo: Duo) -> None:
+    """One side's MTU becomes smaller: the lower one is agreed on, at the latest when the queue pairs
+    of before have failed for it."""
+    b = duo.machines["b"]
+    number = duo.there.begin()
+    for rail in RAILS:
+        b.run(f"ip link set {rail} mtu 1500")
+    duo.there.go_on(number)
+    good(duo.there.end(number))
+    duo.well()
+    for rail in RAILS:
+        b.run(f"ip link set {rail} mtu {network.MTU}")
+    duo.well()
+
+
+def test_device_removed(duo: Duo) -> None:
+    """A device is removed in mid-transfer at the target, and another one without any at the source: the
+    removal ends, the transfers go on over the devices that are left."""
+    a, b = duo.machines["a"], duo.machines["b"]
+    number = duo.there.begin()
+    removal = b.start("rdma link delete rxe1")
+    duo.there.go_on(number)
+    good(duo.there.end(number))
+    assert removal.wait(PATIENCE).rc == 0
+    duo.well()
+    a.run("rdma link delete rxe1", timeout=PATIENCE)
+    duo.well()
+    assert duo.quarantined() == 0
+    for machine in (a, b):
+        machine.run("rdma link add rxe1 type rxe netdev eth1")
+
+
+def test_nothing_gets_through(duo: Duo) -> None:
+    """Both rails are lost for longer than a session waits: the transfer ends with PeerLost, the next one with
+    PeerUnreachable. Meanwhile: settings that name what is not there are refused."""
+    b = duo.machines["b"]
+    number = duo.there.begin()
+    for rail in RAILS:
+        duo.machines["a"].netem(rail, loss_percent=100)
+        b.netem(rail, loss_percent=100)
+    duo.there.go_on(number)
+    for settings, words in (
+        (("--rdma-gid", "10.99.0.1"), ("verbs is named and cannot be used", "10.99.0.1")),
+        (("--rdma-pkey", "0x8001"), ("verbs is named and cannot be used", "0x8001")),
+        (("--rdma-devices", "mlx5_0"), ("verbs is named and cannot be used", "rxe0")),
+    ):
+        argv = ["kvxfer", "serve", "--node", "odd", "--state-dir", "/tmp/odd", "--http", "off",
+                "--socket", "/tmp/odd.sock", "--listen", "127.0.0.1:7999", "--insecure-peers",
+                "--providers", "verbs", *settings]  # fmt: skip
+        refused = b.run(argv, timeout=PATIENCE, check=False)
+        assert refused.rc != 0
+        for word in ("ConfigInvalid", *words):
+            assert word in refused.err + refused.out, refused
+    end = duo.there.end(number)
+    assert end.source == "PeerLost", end
+    number = duo.there.begin()
+    duo.there.go_on(number)
+    end = duo.there.end(number)
+    assert end.source == "PeerUnreachable", end
+    for rail in RAILS:
+        duo.machines["a"].netem(rail)
+        b.netem(rail)
+    duo.well()
+
+
+def test_ipv6_only(stage: Duo) -> None:
+    """Rails without IPv4: their GIDs are IPv6 addresses."""
+    for role, machine in stage.machines.items():
+        for rail in network.ends(role)[:2]:
+            machine.run(f"ip -4 addr flush dev {rail.netdev}")
     try:
-        end = two.push(lambda: two.pair.b.start(["rdma", "link", "delete", rail.rdma]))
-        assert end["far"]["end"] in ("good", "PeerLost", "DeadlineExceeded")
-        two.eventually()
+        stage.start().open().well()
     finally:
-        for daemon in two.daemons:
-            daemon.kill()
-        two.pair.b.run(f"rdma link add {rail.rdma} type rxe netdev {rail.netdev}", check=False)
+        for role, machine in stage.machines.items():
+            for rail in network.ends(role)[:2]:
+                machine.run(f"ip addr add {rail.ipv4}/24 dev {rail.netdev}")
+
+
+def test_addresses_that_do_not_meet(stage: Duo) -> None:
+    """Each side may use one rail, and not the same: verbs alone ends with PeerUnreachable, with tcp beside it
+    the transfer says why it went there."""
+    a, b = ("--rdma-gid", network.ends("a")[0].ipv4), ("--rdma-gid", network.ends("b")[1].ipv4)
+    both = ("--providers", "verbs,tcp")
+    stage.start((*both, *a), (*both, *b)).open()
+    end = stage.there.push(only="verbs")
+    assert end.source == "PeerUnreachable", end
+    assert "no rail reaches the peer" in end.error, end
+    end = stage.there.push()
+    good(end, "tcp")
+    assert "no rail reaches the peer" in end.reason, end
+
+
+def test_memory_that_may_not_be_locked(stage: Duo) -> None:
+    """The receiver may lock next to nothing: with tcp beside it the transfer goes there and says why; alone,
+    the memory is refused, and the limit is named."""
+    both = ("--providers", "verbs,tcp")
+    stage.start(both, both, confined=LIMIT).open()
+    end = stage.there.push()
+    good(end, "tcp")
+    assert "RLIMIT_MEMLOCK" in end.reason, end
+    stage.start(SETTINGS, SETTINGS, confined=LIMIT)
+    why = stage.refused()
+    assert "ResourceExhausted" in why, why
+    assert "RLIMIT_MEMLOCK" in why, why

@@ -58,6 +58,9 @@ func (s *source) refill(unit int) {
 }
 
 func (s *source) handle(do string, args json.RawMessage) (any, error) {
+	if out, ok, err := s.steps(do, args); ok {
+		return out, err
+	}
 	switch do {
 	case "offer":
 		return s.offer(args)

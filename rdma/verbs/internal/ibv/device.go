@@ -36,7 +36,8 @@ const removalPatience = 5 * time.Second
 type device struct {
 	name   string
 	host   *Host
-	file   string // "uverbs0"
+	file   string      // "uverbs0"
+	stat   os.FileInfo // of its entry in sysfs when it was opened
 	attr   nic.Attr
 	ports  int
 	closed atomic.Bool
@@ -84,6 +85,10 @@ func (d *device) prepare() error {
 			return &fault.Error{Code: fault.ResourceExhausted, Op: opOpen, Detail: "eventfd", Err: err}
 		}
 		*fd = n
+	}
+	var err error
+	if d.stat, err = os.Stat(d.node()); err != nil {
+		return fault.Wrap(fault.NotSupported, opOpen, err)
 	}
 	d.sleep = [2]unix.PollFd{{Fd: int32(d.channel), Events: unix.POLLIN}, {Fd: int32(d.wakeFD), Events: unix.POLLIN}}
 	var a C.struct_v_device_attr

@@ -32,5 +32,8 @@
 //     completion was polled, so that only MaxSignaled, which the caller keeps, bounds what is in a completion queue.
 //   - rdma_rxe's library queues a request that is posted in RESET, says EINVAL, and sends it once the queue pair is connected: here
 //     nothing reaches it then.
-//   - rdma_rxe has no way to take a device from its users: its removal waits until they close it, and they are not told.
+//   - rdma_rxe has no way to take a device from its users: its removal waits until they close it, and they are not told. So NextEvent
+//     looks whether the device is still there, and says DeviceFatal when it is not; who gets that must close the device.
+//   - rdma_rxe neither moves nor gives up what waits below it for a network device that takes nothing, and lets the destruction of
+//     such a queue pair wait for up to a minute. A reset does not wait.
 package ibv

@@ -6,7 +6,10 @@ package ibv
 import "C"
 
 import (
+	"os"
+	"path/filepath"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -14,6 +17,10 @@ import (
 )
 
 const opEvent = "verbs events"
+
+// lookEvery is how often the reader of events looks whether the device is still there: a driver that cannot take a device from its
+// users, as rdma_rxe, lets its removal wait for them and does not tell them. The name of its character device goes first.
+const lookEvery = 500 * time.Millisecond
 
 // NextEvent sleeps in poll(2) until there is an event or the device is closed. After DeviceFatal it waits for Close alone.
 func (d *device) NextEvent() (nic.Event, error) {
@@ -45,11 +52,30 @@ func (d *device) NextEvent() (nic.Event, error) {
 				return nic.Event{}, callFailed(opEvent, "ibv_get_async_event", d.name, rc)
 			}
 		}
-		if _, err := unix.Ppoll(fds, nil, nil); err != nil && err != unix.EINTR {
+		var look *unix.Timespec
+		if len(fds) > 1 {
+			t := unix.NsecToTimespec(int64(lookEvery))
+			look = &t
+		}
+		n, err := unix.Ppoll(fds, look, nil)
+		if err != nil && err != unix.EINTR {
 			return nic.Event{}, callFailed(opEvent, "ppoll", d.name, err.(syscall.Errno))
+		}
+		if n == 0 && err == nil && look != nil && !d.there() {
+			d.fell()
+			return nic.Event{Kind: nic.DeviceFatal, Text: "device removed"}, nil
 		}
 	}
 }
+
+// there says whether the kernel still has the character device that was opened, and not another one of its number.
+func (d *device) there() bool {
+	now, err := os.Stat(d.node())
+	return err == nil && os.SameFile(now, d.stat)
+}
+
+// node is the character device in sysfs.
+func (d *device) node() string { return filepath.Join(d.host.classes, "infiniband_verbs", d.file) }
 
 // fell ends Next, which learns nothing more from the device.
 func (d *device) fell() {
