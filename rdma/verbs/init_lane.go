@@ -62,15 +62,18 @@ type initLane struct {
 	psn  uint32
 	slab *slab
 
-	queue   partQueue // not begun
-	load    uint64    // bytes queued and with the device
-	current *part     // building
-	at      cursor    // of current
-	left    uint64    // bytes of current that are not posted
-	flight  []landing // what completes with which request
-	limbo   partQueue
+	queue       partQueue // not begun
+	queuedParts int
+	queuedBytes uint64
+	load        uint64    // bytes queued and with the device
+	current     *part     // building
+	at          cursor    // of current
+	left        uint64    // bytes of current that are not posted
+	flight      []landing // what completes with which request
+	limbo       partQueue
 
 	posted, done uint64 // requests
+	batches      int    // posted, and not said to be complete: the last request of each is signaled
 	receives     uint64 // records that the target has room for
 	sent, taken  uint64 // records
 	sendsDone    uint64
@@ -119,7 +122,7 @@ func (l *initLane) open() {
 		return
 	}
 	l.qpn, l.psn = l.qp.Num(), randomPSN()
-	l.posted, l.done, l.sent, l.taken, l.sendsDone, l.receives = 0, 0, 0, 0, 0, 0
+	l.posted, l.done, l.sent, l.taken, l.sendsDone, l.receives, l.batches = 0, 0, 0, 0, 0, 0, 0
 	l.state = laneOpening
 	i.side.send(&laneOpen{laneRef: l.ref(), rail: uint16(l.rail.far), toGID: l.rail.pair.PeerGID.GID, fromGID: l.rail.pair.LocalGID.GID,
 		fromLID: port.LID, mtu: uint16(port.MTU), qpn: l.qpn, psn: l.psn, readInit: uint16(d.attr.MaxReadInit)})
@@ -277,7 +280,7 @@ func (i *initiator) endLane(l *initLane, known bool) {
 	}
 	l.flight = l.flight[:0]
 	for p := l.queue.head; p != nil; p = l.queue.head {
-		l.queue.remove(p)
+		l.dequeue(p)
 		l.unload(p)
 		p.state, p.lane = waiting, nil
 		i.waiting.push(p)
@@ -312,6 +315,18 @@ func (l *initLane) landed(p *part) {
 		w.onDevice--
 	}
 	l.unload(p)
+}
+
+func (l *initLane) enqueue(p *part) {
+	l.queue.push(p)
+	l.queuedParts++
+	l.queuedBytes += p.bytes
+}
+
+func (l *initLane) dequeue(p *part) {
+	l.queue.remove(p)
+	l.queuedParts--
+	l.queuedBytes -= p.bytes
 }
 
 // burden and unload keep the account of what a lane has to move.
@@ -426,6 +441,7 @@ func (l *initLane) completed(run []nic.Completion) {
 		}
 		if c.Status == nic.Success {
 			l.done = max(l.done, c.ID+1)
+			l.batches--
 			continue
 		}
 		if c.Status != nic.Flushed && c.ID != noRequest {

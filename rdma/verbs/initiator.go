@@ -191,7 +191,7 @@ func (i *initiator) unlink(p *part) {
 			i.waiting.remove(p)
 		}
 	case queued:
-		p.lane.queue.remove(p)
+		p.lane.dequeue(p)
 		p.lane.unload(p)
 	case limbo:
 		p.lane.limbo.remove(p)

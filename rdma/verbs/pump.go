@@ -48,7 +48,7 @@ func (i *initiator) dispatch(p *part) {
 		return
 	}
 	p.state, p.lane = queued, l
-	l.queue.push(p)
+	l.enqueue(p)
 	l.burden(p)
 }
 
@@ -114,9 +114,18 @@ func (i *initiator) retry() {
 // pump posts what the lanes have room for.
 func (i *initiator) pump() {
 	for _, l := range i.lanes {
-		for l.state == laneUp && l.postBatch() {
+		for l.state == laneUp && l.mayPost() && l.postBatch() {
 		}
 	}
+}
+
+// busyFrom is how many batches a lane has on its way before it collects more for the next one.
+const busyFrom = 2
+
+// mayPost lets work collect while the device has enough to do: one record, one completion and one crossing then serve several
+// operations. An idle lane posts at once, and every completion asks again.
+func (l *initLane) mayPost() bool {
+	return l.batches < busyFrom || l.current != nil || l.queuedParts >= recordEntries || l.queuedBytes >= maxRequest
 }
 
 // record is the entry of the next record's slot.
@@ -205,7 +214,7 @@ func (l *initLane) next() bool {
 		return false
 	}
 	w := l.i.windows[p.o.key]
-	l.queue.remove(p)
+	l.dequeue(p)
 	p.state = building
 	p.o.onDevice++
 	p.o.wrote = true
@@ -218,6 +227,7 @@ func (l *initLane) next() bool {
 func (l *initLane) post(wrs []nic.WR) {
 	n, err := l.qp.Post(wrs, l.sges)
 	l.posted += uint64(n)
+	l.batches++
 	if err != nil || n < len(wrs) {
 		l.i.p.opt.Logger.Warn("requests refused", "session", uint64(l.i.id), "lane", int(l.index), "device", l.rail.near.dev.info.Name, "error", err)
 		l.i.refuse(err)
