@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"runtime"
 	"time"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
@@ -33,7 +34,7 @@ type Options struct {
 	LanesPerRail      int           // queue pairs per pair of NICs, 1 to 64; default 4
 	NoWindows         bool          // no memory windows: a fence resets queue pairs
 	NoRelaxedOrdering bool          // strict PCIe ordering also for payload
-	Spin              time.Duration // how long the poller looks before it sleeps; default 50 us, at most 10 ms; -1: not at all
+	Spin              time.Duration // how long the poller looks before it sleeps, at most 10 ms; default 50 us, or not at all (-1) with fewer than four processors: it would take one from those it waits for
 	Drain             time.Duration // how long a fence waits for what is under way before it ends it by force; default 50 ms
 	LostAfter         time.Duration // without any usable lane the session is down; default 10 s
 
@@ -62,7 +63,9 @@ func (o *Options) ensureDefaults() {
 	def(&o.Timeout, 16)
 	def(&o.Retries, 6)
 	def(&o.LanesPerRail, 4)
-	def(&o.Spin, 50*time.Microsecond)
+	if o.Spin == 0 && runtime.NumCPU() >= 4 {
+		o.Spin = 50 * time.Microsecond
+	}
 	def(&o.Drain, 50*time.Millisecond)
 	def(&o.LostAfter, 10*time.Second)
 	def(&o.MaxInFlight, 1024)
