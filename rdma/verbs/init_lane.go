@@ -15,6 +15,8 @@ type initRail struct {
 	far     int // the peer's, in the order of its parameters
 	pair    pick.Pair
 	suspect bool // its lanes broke for want of an answer: used only where there is no other
+	stalls  int  // since something came through
+	late    bool // a lane of it is found stalled
 	load    uint64
 	rate    pick.Rate
 	busy    time.Time // since when it has had something to move, or the last of it came through
@@ -69,9 +71,10 @@ type initLane struct {
 	flight  []landing // what completes with which request
 	limbo   partQueue
 
-	posted, done uint64 // requests
-	receives     uint64 // records that the target has room for
-	sent, taken  uint64 // records
+	posted, done uint64    // requests
+	moved        time.Time // when done grew, or posted on a lane without requests
+	receives     uint64    // records that the target has room for
+	sent, taken  uint64    // records
 	sendsDone    uint64
 	backoff      time.Duration
 	timer        *time.Timer
@@ -397,7 +400,7 @@ func (l *initLane) completed(run []nic.Completion) {
 			break // of a generation that has ended
 		}
 		if c.Status == nic.Success {
-			l.done = max(l.done, c.ID+1)
+			l.done, l.moved = max(l.done, c.ID+1), time.Now()
 			continue
 		}
 		if c.Status != nic.Flushed && c.ID != noRequest {
@@ -429,6 +432,7 @@ func (l *initLane) land() {
 			}
 		}
 		l.rail.moved(p.bytes)
+		l.rail.stalls = 0
 		p.state, p.lane = waiting, nil // in no list
 		l.i.succeed(p)
 	}

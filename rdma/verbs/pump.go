@@ -213,6 +213,7 @@ func (l *initLane) next() bool {
 
 // post hands requests to the device in one crossing. What it refuses ends the lane.
 func (l *initLane) post(wrs []nic.WR) {
+	l.posting()
 	n, err := l.qp.Post(wrs, l.sges)
 	l.posted += uint64(n)
 	if err != nil || n < len(wrs) {
