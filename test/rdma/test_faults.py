@@ -96,17 +96,14 @@ def test_cable_pulled(duo: Duo) -> None:
     finishes(duo, number)
     assert duo.active("b", "rxe1") == 0
     assert duo.active("b", "rxe0") == 1
-    checks = duo.doctor("b")
-    assert "DOWN" in checks["port-rxe1:1"], checks
-    assert "ACTIVE" in checks["port-rxe0:1"], checks
     duo.machines["b"].cable("eth1", plugged=True)
     until("the port is not up again", lambda: duo.active("b", "rxe1") == 1)
     duo.used_again("rxe1")
 
 
 def test_link_down_at_the_source(duo: Duo) -> None:
-    """The source's own rail is taken down. What b sends there waits in QEMU and in rdma_rxe, as on a port that
-    is paused: neither completes nor fails, and b gives the rail up by itself."""
+    """The source's own rail is taken down. What b sends there waits in QEMU and in rdma_rxe, as on a
+    port that is paused: neither completes nor fails, and b gives the rail up by itself."""
     number = duo.there.begin()
     duo.machines["a"].link("eth0", up=False)
     finishes(duo, number)
@@ -152,7 +149,7 @@ def test_bad_rail(duo: Duo) -> None:
     """One rail loses, doubles and reorders packets, both ways: bytes are right, written and read."""
     for machine in duo.machines.values():
         machine.netem("eth1", delay_ms=5, jitter_ms=3, loss_percent=5, duplicate_percent=5, reorder_percent=5)
-    for _ in range(3):
+    for _ in range(2):
         duo.well()
         assert duo.there.pull() == "good over verbs"
     for machine in duo.machines.values():
