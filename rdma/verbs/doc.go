@@ -56,6 +56,7 @@
 //   - in random histories of faults a fenced block is never written, success means in place, each operation completes once and each WRITE
 //     that succeeded arrives: TestHistories
 //   - a lost rail's transfer finishes on another, and its packets land nowhere: TestRailLostInMidTransfer
+//   - so does one on a rail whose device neither completes nor fails what it has: TestStalledRail
 //   - a target that takes nothing is not sent more records than it has room for, and no lane breaks: TestTargetThatIsStopped
 //   - each byte is in one request, within the device's limits: TestRequestsMoveEachByteOnce, TestSplitKeepsEveryByte
 //   - a cancelled operation ends on a rail that neither moves it nor gives it up, whatever became of its window: TestCancelOfWhatLostItsWindow

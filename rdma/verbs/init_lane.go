@@ -15,6 +15,8 @@ type initRail struct {
 	far     int // the peer's, in the order of its parameters
 	pair    pick.Pair
 	suspect bool // its lanes broke for want of an answer: used only where there is no other
+	stalls  int  // since something came through
+	late    bool // a lane of it is found stalled
 	load    uint64
 	rate    pick.Rate
 	busy    time.Time // since when it has had something to move, or the last of it came through
@@ -72,10 +74,11 @@ type initLane struct {
 	flight      []landing // what completes with which request
 	limbo       partQueue
 
-	posted, done uint64 // requests
-	batches      int    // posted, and not said to be complete: the last request of each is signaled
-	receives     uint64 // records that the target has room for
-	sent, taken  uint64 // records
+	posted, done uint64    // requests
+	moved        time.Time // when done grew, or posted on a lane without requests
+	batches      int       // posted, and not said to be complete: the last request of each is signaled
+	receives     uint64    // records that the target has room for
+	sent, taken  uint64    // records
 	sendsDone    uint64
 	backoff      time.Duration
 	timer        *time.Timer
@@ -434,6 +437,7 @@ func (l *initLane) completed(run []nic.Completion) {
 	i := l.i
 	i.mu.Lock()
 	defer i.mu.Unlock()
+	came := false
 	for k := range run {
 		c := &run[k]
 		if c.QPN != l.qpn || l.qp == nil || l.state == laneEnding {
@@ -442,6 +446,7 @@ func (l *initLane) completed(run []nic.Completion) {
 		if c.Status == nic.Success {
 			l.done = max(l.done, c.ID+1)
 			l.batches--
+			came = true
 			continue
 		}
 		if c.Status != nic.Flushed && c.ID != noRequest {
@@ -450,6 +455,9 @@ func (l *initLane) completed(run []nic.Completion) {
 		l.land()
 		l.broke(c)
 		break
+	}
+	if came {
+		l.moved = time.Now()
 	}
 	l.land()
 	i.pump()
@@ -475,6 +483,7 @@ func (l *initLane) land() {
 		if len(l.i.rails) > 1 {
 			l.rail.moved(p.bytes) // one rail is never compared
 		}
+		l.rail.stalls = 0
 		p.state, p.lane = waiting, nil // in no list
 		l.i.succeed(p)
 	}

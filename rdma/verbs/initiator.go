@@ -32,6 +32,8 @@ type initiator struct {
 	waiting  partQueue // parts that no lane can take now
 	out      []rdma.Event
 	lost     *time.Timer   // runs while no lane is up
+	watchdog *time.Timer   // looks for lanes on which nothing moves
+	watching bool          // it runs
 	settled  chan struct{} // closed when every lane has been tried once
 	trying   int           // lanes that have not
 	refused  error         // why the first of them failed
@@ -324,8 +326,10 @@ func (i *initiator) end(why fault.Code, cause error) {
 	for _, o := range i.bySeq {
 		i.doom(o, status)
 	}
-	if i.lost != nil {
-		i.lost.Stop()
+	for _, t := range []*time.Timer{i.lost, i.watchdog} {
+		if t != nil {
+			t.Stop()
+		}
 	}
 	if why != fault.Closed {
 		i.out = append(i.out, rdma.Event{Kind: rdma.EventDown, Status: why, Session: i.id})

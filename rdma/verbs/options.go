@@ -38,6 +38,8 @@ type Options struct {
 	Drain             time.Duration // how long a fence waits for what is under way before it ends it by force; default 50 ms
 	LostAfter         time.Duration // without any usable lane the session is down; default 10 s
 
+	stall time.Duration // without any completion a lane is ended; default stallAfter
+
 	MaxInFlight    int    // operations posted and not completed, a session; default 1024
 	MaxInFlightLen uint64 // bytes posted and not completed, a session; default 64 MiB
 	MaxOpBytes     uint64 // default 1 GiB
@@ -80,6 +82,7 @@ func (o *Options) ensureDefaults() {
 	if o.Spin == -1 {
 		o.Spin = 0
 	}
+	def(&o.stall, o.stallAfter())
 	if o.Clock == nil {
 		o.Clock = startClock{time.Now()}
 	}

@@ -225,6 +225,7 @@ func (l *initLane) next() bool {
 
 // post hands requests to the device in one crossing. What it refuses ends the lane.
 func (l *initLane) post(wrs []nic.WR) {
+	l.posting()
 	n, err := l.qp.Post(wrs, l.sges)
 	l.posted += uint64(n)
 	l.batches++

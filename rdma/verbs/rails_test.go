@@ -75,6 +75,27 @@ func TestRailLostInMidTransfer(t *testing.T) {
 
 func (r *rail) index() int { return r.dev.index }
 
+// Rails that neither move nor give up what they have: a transfer on one of them finishes on the other, and no late packet lands.
+func TestStalledRail(t *testing.T) {
+	const size = 4 << 20
+	p := newPair(t, size, 2, Options{Timeout: 31, Drain: 5 * time.Millisecond, stall: 50 * time.Millisecond})
+	key := p.grant(t, rdma.AccessWrite, 0, size)
+	pattern(p.src, 1)
+	p.there(0).Hold()
+	p.post(t, p.write(key, 1, rdma.Range{Len: size}))
+	held(t, p.there(0), 1)
+	require.Zero(t, p.next(t, p.a, rdma.EventCompletion).Status)
+	p.next(t, p.b, rdma.EventArrival)
+	require.Equal(t, bytes.Clone(p.src), bytes.Clone(p.dst))
+	require.NoError(t, p.tgt.Fence(key))
+	pattern(p.dst, 2)
+	want := bytes.Clone(p.dst)
+	deliver(t, p.there(0))
+	require.Equal(t, want, bytes.Clone(p.dst), "the stalled rail's packets landed")
+	require.NoError(t, p.a.Close())
+	require.NoError(t, p.b.Close())
+}
+
 // An operation that lost its window before it is cancelled is made to end too, on a rail that neither moves it nor gives it up: a port
 // that is paused does neither.
 func TestCancelOfWhatLostItsWindow(t *testing.T) {

@@ -6,7 +6,6 @@ happens in between is in the middle of the transfer, however fast the machines a
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Sequence
@@ -200,13 +199,6 @@ class Duo:
             self.machines[name].run("cat /sys/class/infiniband/*/ports/1/hw_counters/retry_exceeded_err").out
         )
         return sum(map(int, out.split()))
-
-    def doctor(self, name: str) -> dict[str, str]:
-        """What `kvxfer doctor` says of a node, by check."""
-        said = self.machines[name].run(
-            ["kvxfer", "doctor", "--json", "--socket", self.daemons[name].socket], check=False
-        )
-        return {c["id"]: json.dumps(c) for c in json.loads(said.out)["checks"]}
 
     def refused(self) -> str:
         """Why b does not take an owner's memory."""

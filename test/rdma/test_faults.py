@@ -1,6 +1,7 @@
 """Faults of RDMA between two daemons: each is a typed error or a finished transfer with the right bytes.
 
-After each fault both daemons move blocks over verbs again, and no memory is in quarantine (Duo.well).
+After each fault both daemons move blocks over verbs again (Duo.well), and no memory is in quarantine. The
+order matters only for the time: daemons are started anew as rarely as can be.
 """
 
 from __future__ import annotations
@@ -59,6 +60,13 @@ def duo(stage: Duo) -> Duo:
     return stage.start().open()
 
 
+@pytest.fixture(autouse=True)
+def no_quarantine(stage: Duo) -> Iterator[None]:
+    """No fence has failed: all memory can be used again."""
+    yield
+    assert stage.quarantined() == 0
+
+
 def until(what: str, cond: object, timeout: float = PATIENCE) -> None:
     """Wait for a condition."""
     assert callable(cond)
@@ -88,21 +96,17 @@ def test_cable_pulled(duo: Duo) -> None:
     finishes(duo, number)
     assert duo.active("b", "rxe1") == 0
     assert duo.active("b", "rxe0") == 1
-    checks = duo.doctor("b")
-    assert "DOWN" in checks["port-rxe1:1"], checks
-    assert "ACTIVE" in checks["port-rxe0:1"], checks
     duo.machines["b"].cable("eth1", plugged=True)
     until("the port is not up again", lambda: duo.active("b", "rxe1") == 1)
     duo.used_again("rxe1")
 
 
 def test_link_down_at_the_source(duo: Duo) -> None:
-    """The source's own rail is taken down. What b sends there waits in QEMU and in rdma_rxe meanwhile, as on
-    a port that is paused, and goes on afterwards."""
+    """The source's own rail is taken down. What b sends there waits in QEMU and in rdma_rxe, as on a
+    port that is paused: neither completes nor fails, and b gives the rail up by itself."""
     number = duo.there.begin()
     duo.machines["a"].link("eth0", up=False)
-    duo.there.go_on(number)
-    good(duo.there.end(number))
+    finishes(duo, number)
     duo.machines["a"].link("eth0", up=True)
     duo.used_again("rxe0")
 
@@ -145,7 +149,7 @@ def test_bad_rail(duo: Duo) -> None:
     """One rail loses, doubles and reorders packets, both ways: bytes are right, written and read."""
     for machine in duo.machines.values():
         machine.netem("eth1", delay_ms=5, jitter_ms=3, loss_percent=5, duplicate_percent=5, reorder_percent=5)
-    for _ in range(3):
+    for _ in range(2):
         duo.well()
         assert duo.there.pull() == "good over verbs"
     for machine in duo.machines.values():
@@ -178,6 +182,7 @@ def test_smaller_mtu(duo: Duo) -> None:
     """One side's MTU becomes smaller: the lower one is agreed on, at the latest when the queue pairs
     of before have failed for it."""
     b = duo.machines["b"]
+    duo.well()
     number = duo.there.begin()
     for rail in RAILS:
         b.run(f"ip link set {rail} mtu 1500")
@@ -201,7 +206,6 @@ def test_device_removed(duo: Duo) -> None:
     duo.well()
     a.run("rdma link delete rxe1", timeout=PATIENCE)
     duo.well()
-    assert duo.quarantined() == 0
     for machine in (a, b):
         machine.run("rdma link add rxe1 type rxe netdev eth1")
 
