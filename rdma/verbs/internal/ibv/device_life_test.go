@@ -251,7 +251,7 @@ func TestDevicePortEvents(t *testing.T) {
 }
 
 // TestDeviceRemoved removes a device that is in use. Either the kernel ends its users' accesses and says so, or, as for SoftRoCE,
-// it waits for them: then the device works until it is closed, and the removal ends with that.
+// it waits for them: then NextEvent finds out that the device goes, and the removal ends when it is closed.
 func TestDeviceRemoved(t *testing.T) {
 	name, _ := softDevice(t)
 	d := open(t, name)
