@@ -1,4 +1,4 @@
-// Package rdma is the contract of a one-sided fabric: what a provider (tcp, shm, later verbs, cuda, sim) promises
+// Package rdma is the contract of a one-sided fabric: what a provider (shm, verbs, tcp, and simfabric for tests) promises
 // and what its users may rely on. It holds no implementation, goroutine or socket.
 //
 // Terms. A region is memory registered with a provider. A session joins two nodes in one direction: the initiator

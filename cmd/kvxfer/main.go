@@ -31,7 +31,7 @@ var actions = []action{
 	{"drain", "[--timeout D]", "have this host's daemon start nothing new", nodecmd.Drain},
 	{"log-level", "[LEVEL]", "say or set what the daemon logs", nodecmd.LogLevel},
 	{"trace", "list|show", "show where the time of a transfer went", tracecmd.Run},
-	{"bench", "copy|tcp|shm", "measure transfers beside this machine's limits", benchcmd.Run},
+	{"bench", "copy|tcp|shm|verbs", "measure transfers beside this machine's limits", benchcmd.Run},
 	{"doctor", "[--peer NODE]", "say what this host can do, and what the way to a node carries", doctorcmd.Run},
 	{"support", "[--out FILE]", "gather what helps to find a fault, without secrets", supportcmd.Run},
 	{"version", "[--json]", "say which build this is", printVersion},

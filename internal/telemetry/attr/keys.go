@@ -41,7 +41,7 @@ var KeyTable = []KeyDoc{
 	{KeyNode, attribute.STRING, "On the resource: the node whose daemon exported the span."},
 	{KeyTenant, attribute.STRING, "On the instrumentation scope: the tenant whose transfer or client it is."},
 	{KeyPeer, attribute.STRING, "The node on the other side."},
-	{KeyProvider, attribute.STRING, "What moved the bytes: `tcp`, `verbs`, `shm`, `cuda`, `sim`."},
+	{KeyProvider, attribute.STRING, "What moved the bytes: `shm`, `verbs`, `tcp`."},
 	{KeyProviderReason, attribute.STRING, "Why this provider was chosen and not a faster one."},
 	{KeyLayer, attribute.INT64, "The model layer, from 0. On `batch` and `place`: the layer, or the first one."},
 	{KeyLayers, attribute.INT64, "How many layers the span covers, where it is not one."},

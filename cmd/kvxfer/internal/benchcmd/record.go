@@ -10,7 +10,7 @@ import (
 
 // Record is one line of the report. Speeds are in GB/s, 1e9 bytes a second; what was not measured is null.
 type Record struct {
-	Bench         string   `json:"bench"` // copy, tcp or shm
+	Bench         string   `json:"bench"` // copy, tcp, shm or verbs
 	Case          string   `json:"case"`
 	Op            string   `json:"op"` // write or read; of copy: which copy
 	Blocks        int      `json:"blocks"`

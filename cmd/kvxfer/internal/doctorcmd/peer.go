@@ -197,7 +197,7 @@ func verdict(provider, by, to string, w *fault.Wire) (doctor.Verdict, string) {
 	switch w.Code {
 	case fault.PeerUnreachable:
 		if provider == "shm" {
-			return doctor.Warn, fmt.Sprintf("nothing, where %s and %s are on two hosts: shm is for daemons that see one another's state directory; transfers use tcp", by, to)
+			return doctor.Warn, fmt.Sprintf("nothing, where %s and %s are on two hosts: shm is for daemons that see one another's state directory; transfers use the next provider", by, to)
 		}
 		if provider == "verbs" {
 			return doctor.Fail, fmt.Sprintf("let RDMA packets from %s to %s through (RoCE v2: UDP port 4791), with one MTU and one address family for both, or leave it; kvxfer doctor on both hosts lists devices and addresses", by, to)
