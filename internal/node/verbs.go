@@ -5,6 +5,7 @@ import (
 	"net/netip"
 
 	"github.com/kvxfer/kvxfer/internal/config"
+	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/internal/peerlink"
 	"github.com/kvxfer/kvxfer/rdma"
 	"github.com/kvxfer/kvxfer/rdma/verbs"
@@ -15,6 +16,9 @@ import (
 // makeVerbs makes the RDMA provider. Its side channel, on which keys of memory travel, is over TLS where the node has certificates,
 // whatever is said of lanes.
 func makeVerbs(n *Node, clock rdma.Clock) (made, error) {
+	if n.cfg.TLSLanes {
+		return made{}, fault.New(fault.NotSupported, "verbs provider", "--tls-lanes wants all payload over TLS, and RDMA payload cannot be")
+	}
 	o := verbsOptions(&n.cfg.RDMA, clock, n.log)
 	if n.tls != nil {
 		o.TLS = n.tls.LaneClient
