@@ -113,7 +113,7 @@ test-integration: $(VENV)/.test build bin/kvxfer-race bin/kvxfer-nofence bin/kvx
 # runs on this host's own devices what needs no virtual machine. ROUNDS=n: late-write rounds, more than CI has time for.
 test-rdma: $(VENV)/.test
 	@mkdir -p $(BUILD)/rdma
-	cd test/rdma && $(if $(filter command,$(origin ROUNDS)),KVXFER_ROUNDS=$(ROUNDS)) KVXFER_RDMA_DEVICES=$(RDMA_DEVICE) PYTHONPATH=$(SDK) $(PY) -m pytest -q $(if $(RDMA_DEVICE),test_conformance.py) $(PYTEST)
+	cd test/rdma && $(if $(filter command,$(origin ROUNDS)),KVXFER_ROUNDS=$(ROUNDS)) KVXFER_RDMA_DEVICES=$(RDMA_DEVICE) PYTHONPATH=$(SDK) $(PY) -m pytest -q $(if $(RDMA_DEVICE),test_conformance.py test_bench_verbs.py) $(PYTEST)
 
 FUZZTIME ?= 20s
 fuzz: ## every fuzz target for FUZZTIME

@@ -77,11 +77,11 @@ func (r *run) messagesOf(ctx context.Context, p *node.Pair, tools *perftest, op 
 	if op == "read" {
 		kind = rdma.OpRead
 	}
-	warm, err := p.Stream(ctx, kind, uint64(size), fewest, depth) // queue pairs are used for the first time
-	if err != nil {
+	if _, err := p.Stream(ctx, kind, uint64(size), fewest, depth); err != nil { // queue pairs are used for the first time
 		return nil, err
 	}
-	if warm, err = p.Stream(ctx, kind, uint64(size), fewest, depth); err != nil {
+	warm, err := p.Stream(ctx, kind, uint64(size), fewest, depth)
+	if err != nil {
 		return nil, err
 	}
 	count := within(streamTime, warm, fewest, mostOps)
