@@ -26,6 +26,8 @@ ARGS = [
     "64KiB",
     "--case",
     "64x4KiB",
+    "--op",
+    "write",
     "--rounds",
     "3",
     "--seconds",

@@ -26,6 +26,8 @@ def packages() -> list[str]:
     return ["./test/rdma/tapwire", *(f"./{p}" for p in sorted(ask))]
 
 
+#: Of this package most tests need no device, and have run on the host.
+ONLY = {"./rdma/verbs": "-test.run=OnDevices"}
 DEVICES = os.environ.get("KVXFER_RDMA_DEVICES", "")
 #: What a whole package may take, in seconds; the machine is slow.
 LIMIT = 480
@@ -62,13 +64,16 @@ def guest_files() -> Mapping[str, Path]:
 @pytest.fixture
 def run(request: pytest.FixtureRequest) -> Run:
     """Runs a package's program and returns its status and what it wrote."""
-    args = ["-test.v", f"-test.timeout={LIMIT}s", *os.environ.get("KVXFER_RDMA_TEST_ARGS", "").split()]
+    chosen = os.environ.get("KVXFER_RDMA_TEST_ARGS", "").split()
+    common = ["-test.v", f"-test.timeout={LIMIT}s"]
+
+    def args(package: str) -> list[str]:
+        return [*common, *(chosen or [ONLY[package]] if package in ONLY else chosen)]
 
     def here(package: str, env: Mapping[str, str]) -> tuple[int, str]:
         env = {**os.environ, **env, "KVXFER_RDMA_DEVICES": DEVICES}
-        r = subprocess.run(
-            [binary(package), *args], cwd=kernel.ROOT / package, env=env, text=True, capture_output=True
-        )
+        argv = [binary(package), *args(package)]
+        r = subprocess.run(argv, cwd=kernel.ROOT / package, env=env, text=True, capture_output=True)
         return r.returncode, r.stdout + r.stderr
 
     def there(package: str, env: Mapping[str, str]) -> tuple[int, str]:
@@ -79,7 +84,8 @@ def run(request: pytest.FixtureRequest) -> Run:
         }
         where = f"/pkg/{name(package)}"
         log = kernel.BUILD / f"{name(package)}.log"
-        r = vm.start([f"{where}/run", *args], env={**env, **wire}, cwd=where, log=log).wait(LIMIT + 30)
+        p = vm.start([f"{where}/run", *args(package)], env={**env, **wire}, cwd=where, log=log)
+        r = p.wait(LIMIT + 30)
         return r.rc, r.out + r.err
 
     return here if DEVICES else there
@@ -93,11 +99,12 @@ def test_package(package: str, run: Run, capsys: pytest.CaptureFixture[str]) -> 
     began = time.monotonic()
     rc, said = run(package, {"KVXFER_SEED": seed, "CI": os.environ.get("CI", "")})
     passed = re.findall(r"^--- PASS: (\S+)", said, re.M)
-    skipped = re.findall(r"^( *)--- SKIP: (\S+).*\n(.*)", said, re.M)
+    skipped = re.findall(r"^ *--- SKIP: (\S+)", said, re.M)
     with capsys.disabled():
         print(f"\n{package}: {len(passed)} passed in {time.monotonic() - began:.0f} s (KVXFER_SEED={seed})")
-        for _, test, why in skipped:
-            print(f"    skipped: {test}: {why.strip()}")
+        for test in skipped:
+            why = re.search(rf"^=== RUN +{re.escape(test)}\n((?: +.*\n)*)", said, re.M)
+            print(f"    skipped: {test}: {why[1].strip().splitlines()[-1] if why and why[1] else 'see the log'}")
     if rc != 0:
         wrong = "\n".join(re.findall(r"^ *--- FAIL: .*|^panic: .*|^fatal error: .*", said, re.M))
         pytest.fail(f"{package} ended with {rc}\n{wrong}\n...\n{said[-6000:]}", pytrace=False)
