@@ -104,7 +104,8 @@ def test_package(package: str, run: Run, capsys: pytest.CaptureFixture[str]) -> 
         print(f"\n{package}: {len(passed)} passed in {time.monotonic() - began:.0f} s (KVXFER_SEED={seed})")
         for test in skipped:
             why = re.search(rf"^=== RUN +{re.escape(test)}\n((?: +.*\n)*)", said, re.M)
-            print(f"    skipped: {test}: {why[1].strip().splitlines()[-1] if why and why[1] else 'see the log'}")
+            reason = why[1].strip().splitlines()[-1] if why and why[1] else "see the log"
+            print(f"    skipped: {test}: {reason}")
     if rc != 0:
         wrong = "\n".join(re.findall(r"^ *--- FAIL: .*|^panic: .*|^fatal error: .*", said, re.M))
         pytest.fail(f"{package} ended with {rc}\n{wrong}\n...\n{said[-6000:]}", pytrace=False)
