@@ -72,7 +72,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
     def here(package: str, env: Mapping[str, str]) -> tuple[int, str]:
         env = {**os.environ, **env, "KVXFER_RDMA_DEVICES": DEVICES}
-        argv = [binary(package), *args(package)]
+        argv = [str(binary(package)), *args(package)]
         r = subprocess.run(argv, cwd=kernel.ROOT / package, env=env, text=True, capture_output=True)
         return r.returncode, r.stdout + r.stderr
 
