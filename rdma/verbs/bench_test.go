@@ -52,7 +52,7 @@ func newPoster(t testing.TB) *poster {
 	i.rails, i.lanes = []*initRail{r}, []*initLane{l}
 	require.NotNil(t, d)
 	i.windows[1] = &farWindow{key: 1, known: true, access: rdma.AccessWrite, base: uint64(uintptr(unsafe.Pointer(&pr.dst[0]))), span: uint64(len(pr.dst)),
-		size: uint64(len(pr.dst)), rails: []uint32{9}}
+		rails: []uint32{9}}
 	return &poster{p, i, pr.srcR.(*region)}
 }
 

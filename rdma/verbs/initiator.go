@@ -47,7 +47,6 @@ type farWindow struct {
 	revoked   bool
 	access    rdma.Access
 	base      uint64
-	size      uint64
 	off, span uint64
 	rails     []uint32 // keys by the target's rails; 0: by lane
 	lanes     []farKey // by lane
@@ -106,16 +105,28 @@ func (i *initiator) add(o *op) {
 	o.seq = i.lastSeq
 	i.bySeq[o.seq], i.byID[o.id] = o, o
 	i.inFlight += o.total
-	o.split(i.ways())
-	w := i.windows[o.key]
-	if w == nil {
+	ways := 1
+	if o.total >= stripeFrom { // only then it matters
+		ways = i.ways()
+	}
+	o.split(ways)
+	w, fresh := i.window(o.key)
+	if fresh {
 		// Its announcement may be on its way; or it was never granted, or is fenced. The target knows.
-		w = &farWindow{key: o.key}
-		i.windows[o.key] = w
 		i.side.send(&queryMsg{o.key})
 	}
 	w.ops++
 	i.place(o, w)
+}
+
+// window is what is known of a window, which is nothing of a fresh one.
+func (i *initiator) window(k rdma.Key) (w *farWindow, fresh bool) {
+	if w = i.windows[k]; w != nil {
+		return w, false
+	}
+	w = &farWindow{key: k}
+	i.windows[k] = w
+	return w, true
 }
 
 // place sends an op's parts on their ways, as far as its window is known.
@@ -400,12 +411,8 @@ func (i *initiator) handle(m message) error {
 
 // learn takes a window's announcement.
 func (i *initiator) learn(m *windowMsg) {
-	w := i.windows[m.key]
-	if w == nil {
-		w = &farWindow{key: m.key}
-		i.windows[m.key] = w
-	}
-	w.known, w.access, w.base, w.size, w.off, w.span, w.rails = true, m.access, m.base, m.size, m.off, m.span, m.rails
+	w, _ := i.window(m.key)
+	w.known, w.access, w.base, w.off, w.span, w.rails = true, m.access, m.base, m.off, m.span, m.rails
 	for _, k := range m.keys {
 		w.keyOn(k)
 	}
@@ -420,21 +427,16 @@ func (i *initiator) learn(m *windowMsg) {
 }
 
 func (w *farWindow) keyOn(k laneKey) {
-	if k.lane >= maxLanes {
-		return
-	}
-	for int(k.lane) >= len(w.lanes) {
-		w.lanes = append(w.lanes, farKey{})
-	}
-	if f := &w.lanes[k.lane]; f.gen != k.gen {
-		*f = farKey{gen: k.gen, rkey: k.rkey}
-	} else {
-		f.rkey = k.rkey
+	if k.lane < maxLanes {
+		w.on(k.laneRef).rkey = k.rkey
 	}
 }
 
 // count notes a WRITE's part that has completed on a lane.
-func (w *farWindow) count(r laneRef) {
+func (w *farWindow) count(r laneRef) { w.on(r).writes++ }
+
+// on is the window's account on a lane's generation; what an earlier one had is gone.
+func (w *farWindow) on(r laneRef) *farKey {
 	for int(r.lane) >= len(w.lanes) {
 		w.lanes = append(w.lanes, farKey{})
 	}
@@ -442,16 +444,12 @@ func (w *farWindow) count(r laneRef) {
 	if f.gen != r.gen {
 		*f = farKey{gen: r.gen}
 	}
-	f.writes++
+	return f
 }
 
 // revoke: the window is being fenced, or there is none of that key.
 func (i *initiator) revoke(k rdma.Key) {
-	w := i.windows[k]
-	if w == nil {
-		w = &farWindow{key: k}
-		i.windows[k] = w
-	}
+	w, _ := i.window(k)
 	w.revoked = true
 	w.ops++ // it stays until all are doomed
 	if w.ops > 1 {

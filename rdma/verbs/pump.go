@@ -40,19 +40,24 @@ func (w *farWindow) rkeyOn(l *initLane) (uint32, bool) {
 
 // dispatch gives a part that is in no list to the lane that will be done with it first, or to those that wait.
 func (i *initiator) dispatch(p *part) {
-	w := i.windows[p.o.key]
-	l := i.choose(p, w)
-	if l == nil {
-		p.state = waiting
-		i.waiting.push(p)
+	if l := i.choose(p); l != nil {
+		l.carry(p)
 		return
 	}
+	p.state = waiting
+	i.waiting.push(p)
+}
+
+// carry queues a part that is in no list.
+func (l *initLane) carry(p *part) {
 	p.state, p.lane = queued, l
 	l.enqueue(p)
 	l.burden(p)
 }
 
-func (i *initiator) choose(p *part, w *farWindow) *initLane {
+// choose gives the lane for a part; nil: none can take it now.
+func (i *initiator) choose(p *part) *initLane {
+	w := i.windows[p.o.key]
 	if w == nil || !w.known {
 		return nil
 	}
@@ -61,13 +66,12 @@ func (i *initiator) choose(p *part, w *farWindow) *initLane {
 	}
 	// The rail first, by the predicted end of its work; among its lanes the emptiest.
 	now := time.Now()
-	var best *initLane
 	var loads [maxRails]pick.Load
 	var lanes [maxRails]*initLane
 	for k, r := range i.rails {
 		loads[k] = pick.Load{Queued: r.load, Rate: &r.rate, Penalty: pick.Penalty(r.pair.Local.NUMA, p.o.region.pinned.node), Down: true}
-		if best = i.emptiest(r, p, w); best != nil {
-			lanes[k], loads[k].Down = best, false
+		if lanes[k] = i.emptiest(r, p, w); lanes[k] != nil {
+			loads[k].Down = false
 			if r.suspect {
 				loads[k].Penalty *= 1 << 20
 			}
@@ -99,13 +103,11 @@ func (i *initiator) emptiest(r *initRail, p *part, w *farWindow) (best *initLane
 func (i *initiator) retry() {
 	for p := i.waiting.head; p != nil; {
 		next := p.next
-		o := p.o
-		switch {
-		case o.doomed != 0:
+		if p.o.doomed != 0 {
 			i.partOver(p)
-		case i.windows[o.key] != nil && i.choose(p, i.windows[o.key]) != nil:
+		} else if l := i.choose(p); l != nil {
 			i.waiting.remove(p)
-			i.dispatch(p)
+			l.carry(p)
 		}
 		p = next
 	}
@@ -182,7 +184,7 @@ func (l *initLane) postBatch() bool {
 		p.state, p.last = flying, l.posted+uint64(len(l.wrs))-1
 		l.current = nil
 		if p.o.kind == rdma.OpRead {
-			l.flight = append(l.flight, landing{l.posted + uint64(len(l.wrs)) - 1, p})
+			l.flight = append(l.flight, landing{p.last, p})
 			continue
 		}
 		e := entry{key: p.o.key, tag: p.o.tag, op: p.o.seq, bytes: p.bytes, part: uint16(p.index), parts: uint16(len(p.o.parts))}
