@@ -30,6 +30,9 @@ func gids(root fs.FS, dir string, layer nic.LinkLayer) (out []nic.GIDInfo) {
 	return out
 }
 
+// PKeys reads the table of partition keys in a port's own directory, which is the root of port; nil where there is none.
+func PKeys(port fs.FS) []uint16 { return pkeys(port, ".") }
+
 // pkeys reads the table of partition keys up to its last entry in use; nil where there is none.
 func pkeys(root fs.FS, dir string) (out []uint16) {
 	for _, i := range indices(root, path.Join(dir, "pkeys")) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/rdma/verbs/nic"
+	"github.com/kvxfer/kvxfer/rdma/verbs/sysfs"
 )
 
 // classes is where the kernel shows its devices; tests point it elsewhere.
@@ -65,6 +66,7 @@ func readPort(root, device string, port int, used map[int]nic.GIDType) nic.PortI
 	}
 	rate, _, _ := strings.Cut(line(dir, "rate"), " ") // "100 Gb/sec (4X EDR)"
 	p.Gbps, _ = strconv.ParseFloat(rate, 64)
+	p.PKeys = sysfs.PKeys(os.DirFS(dir))
 	p.GIDs = readGIDs(root, dir, used)
 	for _, g := range p.GIDs {
 		if p.Netdev == "" {

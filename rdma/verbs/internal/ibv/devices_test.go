@@ -49,6 +49,9 @@ func TestListDevices(t *testing.T) {
 		port + "gids/5":              "0000:0000:0000:0000:0000:ffff:0a07:0002",
 		port + "gid_attrs/types/5":   "RoCE v2",
 		port + "gid_attrs/ndevs/5":   "elsewhere",
+		port + "pkeys/0":             "0xffff",
+		port + "pkeys/1":             "0x0000",
+		port + "pkeys/2":             "0x8005",
 		"net/eth3/mtu":               "1500",
 		"net/eth3.5/mtu":             "1500",
 
@@ -77,6 +80,7 @@ func TestListDevices(t *testing.T) {
 	assert.Equal(t, "0000:3b:00.0", mlx.Bus)
 	require.Len(t, mlx.Ports, 1)
 	assert.Empty(t, mlx.Ports[0].GIDs, "an opened device is asked for them")
+	assert.Equal(t, []uint16{0xffff, 0, 0x8005}, mlx.Ports[0].PKeys)
 	p := readPort(root, "mlx5_0", 1, nil)
 	assert.True(t, p.Active)
 	assert.Equal(t, 400.0, p.Gbps)
