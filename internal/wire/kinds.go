@@ -37,6 +37,8 @@ const (
 	KindPushCancel Kind = 0x33 // no reply; PushCancel; of any transfer
 	KindPull       Kind = 0x34 // PullRequest, array: blocks u32 -> PushInfo
 	KindScatter    Kind = 0x35 // ScatterRequest, array: ScatterRange... -> PushInfo
+	KindPrepare    Kind = 0x36 // Prepare, array: blocks u32, or ScatterRange... -> PushInfo; needs FeaturePrepared
+	KindPost       Kind = 0x37 // no reply; array: Post...
 
 	KindEventLayers   Kind = 0x40 // array: LayersVisible
 	KindEventLease    Kind = 0x41 // LeaseEvent, array: notification bytes
@@ -44,6 +46,8 @@ const (
 	KindEventReleased Kind = 0x43 // Released
 	KindEventHolder   Kind = 0x44 // HolderEvent, array: notification bytes
 	KindEventGranted  Kind = 0x45 // GrantedEvent, array: blocks u32
+	KindEventPrepared Kind = 0x46 // PreparedEvent: posts may begin
+	KindEventPosted   Kind = 0x47 // array: Posted...
 
 	KindSpans  Kind = 0x50 // no reply; Spans
 	KindStatus Kind = 0x51 // -> Status
@@ -54,6 +58,7 @@ const (
 	KindTrace    Kind = 0x55 // TraceQuery -> TraceInfo, array: OTLP JSON lines
 	KindProbe    Kind = 0x56 // Probe -> ProbeInfo
 	KindReport   Kind = 0x57 // Report -> OK, array: text; for the operator
+	KindRing     Kind = 0x58 // three fds (ring, doorbell, bell); Ring -> OK; needs FeaturePrepared
 )
 
 // Kinds of the peer protocol. The dialer of a control connection is the source of its transfers.
@@ -91,7 +96,7 @@ var kindNames = map[Kind]string{
 	KindEventLayers: "EVENT_LAYERS", KindEventLease: "EVENT_LEASE", KindEventTransfer: "EVENT_TRANSFER",
 	KindEventReleased: "EVENT_RELEASED", KindSpans: "SPANS", KindStatus: "STATUS",
 	KindPublish: "PUBLISH", KindLookup: "LOOKUP", KindOpen: "OPEN", KindRenew: "RENEW", KindAdvertise: "ADVERTISE",
-	KindPull: "PULL", KindScatter: "SCATTER", KindEventHolder: "EVENT_HOLDER", KindEventGranted: "EVENT_GRANTED",
+	KindPull: "PULL", KindPrepare: "PREPARE", KindPost: "POST", KindEventPrepared: "EVENT_PREPARED", KindEventPosted: "EVENT_POSTED", KindRing: "RING", KindScatter: "SCATTER", KindEventHolder: "EVENT_HOLDER", KindEventGranted: "EVENT_GRANTED",
 	KindRelease: "RELEASE", KindGrant: "GRANT", KindGrantRenew: "GRANT_RENEW", KindGrantRevoke: "GRANT_REVOKE",
 	KindGrantLayers: "GRANT_LAYERS", KindGrantEnded: "GRANT_ENDED", KindClaim: "CLAIM", KindClaimed: "CLAIMED",
 	KindFind: "FIND", KindOpenBlock: "OPEN_BLOCKS",

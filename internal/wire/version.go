@@ -9,7 +9,7 @@ const (
 )
 
 // Features known to this build, which it would use.
-var Features []string
+var Features = []string{FeaturePrepared}
 
 // required are the features that this build cannot do without.
 var required []string

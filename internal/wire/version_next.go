@@ -13,7 +13,7 @@ import (
 var (
 	MinVersion = minVersion()
 	required   = requiredFeatures()
-	Features   = append([]string{"next_feature"}, required...)
+	Features   = append([]string{FeaturePrepared, "next_feature"}, required...)
 )
 
 const MaxVersion = 2
