@@ -8,17 +8,17 @@
 //
 // Layout, little-endian, every word in a cache line of its own:
 //
-//	     0  magic u64 "KVXRING1"
-//	     8  entries u32
-//	    64  submitted u64    client: entries it has written
-//	   128  taken u64        daemon: entries it has read; their places may be written again
-//	   192  completed u64    daemon: completions it has written
-//	   256  seen u64         client: completions it has read
-//	   320  daemon sleeps u32: 1 when the client must ring the doorbell behind a submission
-//	   384  client sleeps u32: 1 when the daemon must ring the bell behind a completion
-//	   448  ended u32        daemon: 1 when it reads no more
-//	  4096  submissions, 64 bytes each: a wire.Post and zeros
-//	 +64*n  completions, 32 bytes each: a wire.Posted
+//	    0  magic u64 "KVXRING1"
+//	    8  entries u32
+//	   64  submitted u64    client: entries it has written
+//	  128  taken u64        daemon: entries it has read; their places may be written again
+//	  192  completed u64    daemon: completions it has written
+//	  256  seen u64         client: completions it has read
+//	  320  daemon sleeps u32: 1 when the client must ring the doorbell behind a submission
+//	  384  client sleeps u32: 1 when the daemon must ring the bell behind a completion
+//	  448  ended u32        daemon: 1 when it reads no more
+//	 4096  submissions, 64 bytes each: a wire.Post and zeros
+//	+64*n  completions, 32 bytes each: a wire.Posted
 //
 // Who wants to sleep stores 1 in its word, looks once more, and sleeps. Who has written looks at the other's word behind its
 // own store. Between a store and a load of another place a processor may change the order, and a client in Python has no
