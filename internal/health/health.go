@@ -23,7 +23,7 @@ type Options struct {
 	Status   func() any   // marshalled as JSON
 	// Metrics makes the page for a scraper, of the form that its Accept header asks for; nil: there is none. An error that
 	// is DeadlineExceeded or Cancelled says that the page was not ready when ctx ended.
-	Metrics  func(ctx context.Context, accept string) (contentType string, body []byte, err error)
+	Metrics func(ctx context.Context, accept string) (contentType string, body []byte, err error)
 	// Profiles are served below /debug/pprof/: what this process runs and holds, by function names.
 	Profiles bool
 	Timeout  time.Duration // for a request to arrive, and again for its answer to leave. Default 5 s

@@ -260,7 +260,9 @@ func (e *fakeEngine) Prepare(c xfer.ClientID, r wire.Prepare, array []byte) (wir
 	return wire.PushInfo{Transfer: 34}, nil
 }
 
-func (e *fakeEngine) NewPosting(_ xfer.ClientID, done func(wire.Posted)) xfer.Poster { return fakePoster{done} }
+func (e *fakeEngine) NewPosting(_ xfer.ClientID, done func(wire.Posted)) xfer.Poster {
+	return fakePoster{done}
+}
 
 // fakePoster ends each post at once.
 type fakePoster struct{ done func(wire.Posted) }
