@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"sync"
+	"sync/atomic"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/rdma"
@@ -17,12 +18,19 @@ type initiator struct {
 	crew crew // lane goroutines, senders inside Post, readers inside Progress
 	box  outbox
 
+	attachMu sync.Mutex // the first lock
+	attached int
+
+	isAttached atomic.Bool
+	looks      atomic.Uint32 // calls of Progress
+
 	mu       sync.Mutex
 	ended    fault.Code // why the session is over; 0: it is not
 	lastSeq  uint64
 	bySeq    map[uint64]*op // the pending operations
 	byID     map[uint64]*op // the same
 	inFlight uint64         // their bytes
+	reading  uint64         // those of READs
 	lanes    []*initLane
 	out      []rdma.Event // completions of this turn of the lock: see flush
 }
@@ -32,8 +40,9 @@ type initLane struct {
 	lane
 	i *initiator
 
-	rxMu sync.Mutex // who reads
-	in   incoming
+	rxMu    sync.Mutex // who reads
+	in      incoming
+	waiting atomic.Int64 // operations that are pending
 
 	// Under the session's lock.
 	queue  opQueue
@@ -114,6 +123,9 @@ func (i *initiator) add(o *op) {
 	o.seq, o.pending = i.lastSeq, true
 	i.bySeq[o.seq], i.byID[o.id] = o, o
 	i.inFlight += o.total
+	if o.kind == rdma.OpRead {
+		i.readMore(o.total)
+	}
 	l := i.lanes[0]
 	for _, x := range i.lanes[1:] {
 		if x.load < l.load {
@@ -122,6 +134,7 @@ func (i *initiator) add(o *op) {
 	}
 	o.lane = l
 	l.load += o.total + opCost
+	l.waiting.Add(1)
 	l.queue.push(o)
 }
 
@@ -130,7 +143,11 @@ func (i *initiator) finish(o *op, status fault.Code, bytes uint64, wrote bool) {
 	delete(i.bySeq, o.seq)
 	delete(i.byID, o.id)
 	i.inFlight -= o.total
+	if o.kind == rdma.OpRead {
+		i.readMore(-o.total)
+	}
 	o.lane.load -= o.total + opCost
+	o.lane.waiting.Add(-1)
 	if o.queued {
 		o.lane.queue.remove(o)
 	}

@@ -30,7 +30,7 @@ func (l *initLane) read() {
 	for {
 		l.rxMu.Lock()
 		done, err := l.readFrame()
-		between := l.in.at == atHeader
+		between, need, holds := l.in.at == atHeader && l.rx.have == 0, l.rx.left, l.rx.holds()
 		l.rxMu.Unlock()
 		if err != nil {
 			i.fail(err)
@@ -43,7 +43,7 @@ func (l *initLane) read() {
 			return
 		}
 		if !done {
-			l.rx.await(between)
+			l.rx.await(between, need, holds)
 		}
 	}
 }

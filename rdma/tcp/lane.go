@@ -90,6 +90,16 @@ func (l *lane) shut() {
 	_ = l.conn.Close()
 }
 
+// use begins one, unless the last one is over.
+func (l *lane) use() bool {
+	for {
+		n := l.users.Load()
+		if n == 0 || l.users.CompareAndSwap(n, n+1) {
+			return n > 0
+		}
+	}
+}
+
 // unuse ends one use. A connection over TLS may be closed already, to stop its users: that twice is harmless.
 func (l *lane) unuse() {
 	if l.users.Add(-1) == 0 {

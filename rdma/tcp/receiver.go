@@ -82,8 +82,19 @@ func (r *receiver) run() (bool, error) {
 	return r.attempt(uintptr(r.sock.fd)), r.err
 }
 
-// await waits until run is worth another call; between says that the next frame is wanted. Nobody is inside a gate.
-func (r *receiver) await(between bool) { r.sock.awaitInput(between && r.have == 0, r.left) }
+// holds is what await is given: see socket.
+func (r *receiver) holds() uint32 {
+	if r.sock == nil {
+		return 0
+	}
+	return r.sock.holds.Load()
+}
+
+// await waits until run is worth another call; between says that the next frame is wanted, need how much of a payload is missing.
+// Nobody is inside a gate.
+func (r *receiver) await(between bool, need uint64, holds uint32) {
+	r.sock.awaitInput(between, need, holds)
+}
 
 // attempt reads what is there. false: it is not all that is wanted.
 func (r *receiver) attempt(fd uintptr) bool {

@@ -21,7 +21,11 @@ type socket struct {
 	alarm int // initiator: eventfd, readable while held, so that its reader leaves poll(2). Target: -1
 	rest  *rest
 	over  atomic.Bool // shut: nobody waits any more
-	held  atomic.Bool // initiator: somebody else reads, see progress.go; the reader is not to be woken by input
+
+	// An initiator's, see progress.go.
+	held  atomic.Bool   // somebody else reads: the reader is not to be woken by input
+	help  atomic.Bool   // ...but it is, there is much to read
+	holds atomic.Uint32 // grows with every hold
 
 	lowat  int // the reader's: SO_RCVLOWAT as it is set
 	credit int // the reader's: above 0 it pays to look again and again before sleeping
@@ -94,7 +98,10 @@ func (s *socket) wake() {
 
 // hold gets the reader out of the way of somebody else who reads; release lets it be woken by input again.
 func (s *socket) hold() {
+	s.holds.Add(1)
 	s.held.Store(true)
+	// What the reader wanted to sleep for may be read before it finds out; see awaitInput.
+	_ = unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVLOWAT, 1)
 	one := [8]byte{1}
 	_, _ = unix.Write(s.alarm, one[:])
 	s.rest.take(s)
@@ -119,19 +126,25 @@ func (s *socket) awaitRoom() {
 }
 
 // awaitInput waits until there is something to read, or the reader is woken. between says that it waits for the next
-// frame and not for the rest of one, of which need bytes are missing.
-func (s *socket) awaitInput(between bool, need uint64) {
+// frame and not for the rest of one, of which need bytes are missing. holds is what the socket's was when the reader last
+// looked: somebody else may have read the rest since, and then to sleep for it would be to sleep for ever.
+func (s *socket) awaitInput(between bool, need uint64, holds uint32) {
 	if s.over.Load() {
 		return
 	}
-	if s.held.Load() {
+	held := s.held.Load()
+	if held && !s.help.Load() {
+		s.setLowat(1)
 		<-s.woken
 		return
 	}
-	if !between && need >= 2*patch {
+	if !between && need >= 2*patch && !held {
 		s.setLowat(patch)
 	} else {
 		s.setLowat(1)
+	}
+	if s.holds.Load() != holds {
+		return
 	}
 	began := time.Now()
 	if between && looking && s.credit > 0 {
@@ -143,6 +156,9 @@ func (s *socket) awaitInput(between bool, need uint64) {
 	}
 	runtime.Gosched() // whom the last frame woke goes first: the thread is about to sleep with its processor
 	fds := [2]unix.PollFd{{Fd: int32(s.fd), Events: unix.POLLIN}, {Fd: int32(s.alarm), Events: unix.POLLIN}}
+	if held {
+		fds[1].Fd = -1
+	}
 	n, _ := unix.Poll(fds[:], int(restAfter/time.Millisecond))
 	if between && n > 0 && time.Since(began) < 2*lookFor {
 		s.credit = min(s.credit+1, maxCredit)

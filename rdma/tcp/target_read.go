@@ -56,7 +56,7 @@ func (l *targetLane) run() error {
 			}
 			continue // what the news set going may have an answer already
 		}
-		l.rx.await(between)
+		l.rx.await(between && l.rx.have == 0, l.rx.left, 0)
 	}
 }
 
