@@ -468,6 +468,23 @@ func (e *Engine) poll(p rdma.Provider) {
 	}
 }
 
+// deliver takes events that a provider brings, on its own goroutine. Behind Close it takes none.
+func (e *Engine) deliver(events []rdma.Event) {
+	e.mu.Lock()
+	over := e.ctx.Err() != nil
+	if !over {
+		e.wg.Add(1)
+	}
+	e.mu.Unlock()
+	if over {
+		return
+	}
+	defer e.wg.Done()
+	for i := range events {
+		e.event(&events[i])
+	}
+}
+
 func (e *Engine) event(ev *rdma.Event) {
 	e.mu.Lock()
 	ls := e.sessions[ev.Session]

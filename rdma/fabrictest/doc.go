@@ -24,6 +24,8 @@
 //   - Post never blocks: BackPressure, LargerThanTheWindow
 //   - what is closed says so, and leaves nothing behind: AfterClose, Leaks; every other test looks for goroutines too
 //   - capabilities and memory kinds: Caps
+//   - all of this holds where events are delivered (rdma.Deliverer), and where completions are fetched by whoever waits for them
+//     (rdma.Progressor), now attached and now not: the subtests Delivered and Attached, which have CallsFromTake besides
 //
 // Not tested here, because a harness hides how nodes find each other: Connect to a peer that is not there, and
 // parameters that are forged.

@@ -35,6 +35,9 @@ type env struct {
 	rng   *rand.Rand // of the test's goroutine
 	ids   atomic.Uint64
 
+	drivers     sync.WaitGroup // of sessions that are attached to
+	stopDrivers chan struct{}
+
 	mu      sync.Mutex
 	regions []*region
 	release []func()
@@ -42,7 +45,7 @@ type env struct {
 }
 
 func newEnv(t *testing.T, h Harness) *env {
-	e := &env{t: t, h: h, bound: h.Bound, clock: NewClock(), seed: uint64(time.Now().UnixNano())}
+	e := &env{t: t, h: h, bound: h.Bound, clock: NewClock(), seed: uint64(time.Now().UnixNano()), stopDrivers: make(chan struct{})}
 	if e.bound == 0 {
 		e.bound = 20 * time.Second
 	}
@@ -151,6 +154,8 @@ func (e *env) tearDown() {
 	}
 	e.within("Provider.Close of A", func() { e.noErr(e.pair.A.Close(), "Provider.Close of A") })
 	e.within("Provider.Close of B", func() { e.noErr(e.pair.B.Close(), "Provider.Close of B") })
+	close(e.stopDrivers)
+	e.within("Progress and Detach", e.drivers.Wait)
 	for _, n := range []*node{e.a, e.b} {
 		n.settle("at the end of the test")
 		n.close()

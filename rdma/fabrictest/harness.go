@@ -26,6 +26,11 @@ type Harness struct {
 	// of time move less and repeat less. What is promised stays the same.
 	Slow bool
 
+	// Ways are how events come to the suite, which runs once for each; those that the provider does not have are left out.
+	// nil: all of them.
+	Ways []Way
+	way  Way
+
 	// Bound limits every wait for something that must happen. 0 means 20 s. It is no measure of speed: only a provider
 	// that never does the thing reaches it.
 	Bound time.Duration
@@ -94,7 +99,27 @@ type test struct {
 }
 
 // Run runs the whole suite, one subtest a promise; doc.go lists them.
+// The tests with events that are polled for are the direct subtests of t, the others those of its subtests Delivered and Attached.
 func Run(t *testing.T, h Harness) {
+	ways := h.Ways
+	if ways == nil {
+		ways = []Way{Polled, Delivered, Attached}
+	}
+	for _, h.way = range ways {
+		if h.way == Polled {
+			h.run(t, tests)
+			continue
+		}
+		t.Run(h.way.String(), func(t *testing.T) {
+			if h.offers(t, h.way) {
+				h.run(t, tests)
+				h.run(t, []test{{"CallsFromTake", needWrite, testCallsFromTake}})
+			}
+		})
+	}
+}
+
+func (h Harness) run(t *testing.T, tests []test) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			e := newEnv(t, h)

@@ -21,13 +21,14 @@ type completion struct {
 	count, seq int
 }
 
-// node is a provider and a goroutine that polls it. The pump sleeps in Provider.Wait only, so a provider that loses a
+// node is a provider and, where nothing else is said (Harness.Ways), a goroutine that polls it. The pump sleeps in Provider.Wait only, so a provider that loses a
 // wake-up is found by whatever the test awaits.
 type node struct {
 	e    *env
 	name string
 	p    rdma.Provider
 	stop context.CancelFunc
+	recv *receiver // nil: events are polled for
 	gone chan struct{}
 
 	mu       sync.Mutex
@@ -49,7 +50,13 @@ func newNode(e *env, name string, p rdma.Provider) *node {
 	n := &node{e: e, name: name, p: p, stop: stop, gone: make(chan struct{}), changed: make(chan struct{}),
 		taken: map[opKey]uint64{}, ended: map[opKey]*completion{}, pending: map[rdma.SessionID]int{},
 		endings: map[rdma.SessionID]int{}, arrived: map[uint64]rdma.Event{}, down: map[rdma.SessionID]completion{}}
-	go n.pump(ctx)
+	if e.h.way == Polled {
+		go n.pump(ctx)
+		return n
+	}
+	n.recv = &receiver{n: n, in: map[rdma.SessionID]bool{}}
+	p.(rdma.Deliverer).Deliver(n.recv.take)
+	go n.watch(ctx)
 	return n
 }
 

@@ -20,6 +20,7 @@ func (e *env) connect() *session {
 	e.t.Helper()
 	var s Session
 	e.within("connecting a session", func() { s = e.pair.Connect(e.t) })
+	e.attach(s)
 	return &session{Session: s, e: e, from: e.a, to: e.b}
 }
 
@@ -28,6 +29,7 @@ func (e *env) connectBack() *session {
 	e.t.Helper()
 	var s Session
 	e.within("connecting a session", func() { s = e.pair.ConnectBack(e.t) })
+	e.attach(s)
 	return &session{Session: s, e: e, from: e.b, to: e.a}
 }
 

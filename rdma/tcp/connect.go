@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/rdma"
 )
@@ -110,7 +112,12 @@ func (i *initiator) dialLane(ctx context.Context, addr string, par *params, inde
 		err = exchange(ctx, c, &h)
 	}
 	if err == nil {
-		err = i.p.setup(&l.lane, index, c)
+		i.p.tune(c, "initiator", i.id, index)
+		if err = i.p.setup(&l.lane, index, c); err == nil {
+			if err = i.p.attach(&l.lane, c, true); err != nil {
+				_ = unix.Munmap(l.ctl)
+			}
+		}
 	}
 	if err != nil {
 		_ = conn.Close()
@@ -119,7 +126,6 @@ func (i *initiator) dialLane(ctx context.Context, addr string, par *params, inde
 		}
 		return nil, err
 	}
-	i.p.tune(c, "initiator", i.id, index)
 	return l, nil
 }
 
@@ -196,6 +202,9 @@ func (p *Provider) serve(c *carrier, prefix []byte) error {
 		err = errClosed("lane")
 	}
 	if l != nil {
+		if err == nil {
+			err = t.attach(l, c)
+		}
 		t.begin(l, err)
 	}
 	return err

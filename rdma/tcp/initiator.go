@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"sync"
+	"sync/atomic"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/rdma"
@@ -9,12 +10,19 @@ import (
 
 // initiator is the posting side of a session.
 //
-// Lock order: mu, then an op's gate, then the event queue. The gate is held during one system call at most, so
+// Lock order: a lane's rxMu, then mu, then an op's gate, then the outbox. The gate is held during one system call at most, so
 // waiting for it under mu is bounded; nobody takes mu inside a gate.
 type initiator struct {
-	p  *Provider
-	id rdma.SessionID
-	wg sync.WaitGroup // lane goroutines and senders inside Post
+	p    *Provider
+	id   rdma.SessionID
+	crew crew // lane goroutines, senders inside Post, readers inside Progress
+	box  outbox
+
+	attachMu sync.Mutex // the first lock
+	attached int
+
+	isAttached atomic.Bool
+	looks      atomic.Uint32 // calls of Progress
 
 	mu       sync.Mutex
 	ended    fault.Code // why the session is over; 0: it is not
@@ -22,6 +30,7 @@ type initiator struct {
 	bySeq    map[uint64]*op // the pending operations
 	byID     map[uint64]*op // the same
 	inFlight uint64         // their bytes
+	reading  uint64         // those of READs
 	lanes    []*initLane
 	out      []rdma.Event // completions of this turn of the lock: see flush
 }
@@ -30,6 +39,11 @@ type initiator struct {
 type initLane struct {
 	lane
 	i *initiator
+
+	rxMu    sync.Mutex // who reads
+	in      incoming
+	waiting atomic.Int64 // operations that are pending
+
 	// Under the session's lock.
 	queue  opQueue
 	load   uint64 // bytes of the lane's pending operations
@@ -42,7 +56,10 @@ type initLane struct {
 const opCost = 4096
 
 func newInitiator(p *Provider, id rdma.SessionID) *initiator {
-	return &initiator{p: p, id: id, bySeq: map[uint64]*op{}, byID: map[uint64]*op{}}
+	i := &initiator{p: p, id: id, bySeq: map[uint64]*op{}, byID: map[uint64]*op{}}
+	i.crew.init()
+	i.box.init(p)
+	return i
 }
 
 // start sets the lanes to work.
@@ -51,7 +68,7 @@ func (i *initiator) start(lanes []*initLane) {
 	for _, l := range lanes {
 		l.i = i
 		l.wake.L = &i.mu
-		i.wg.Add(2)
+		i.crew.join(2)
 		go l.write()
 		go l.read()
 	}
@@ -106,6 +123,9 @@ func (i *initiator) add(o *op) {
 	o.seq, o.pending = i.lastSeq, true
 	i.bySeq[o.seq], i.byID[o.id] = o, o
 	i.inFlight += o.total
+	if o.kind == rdma.OpRead {
+		i.readMore(o.total)
+	}
 	l := i.lanes[0]
 	for _, x := range i.lanes[1:] {
 		if x.load < l.load {
@@ -114,6 +134,7 @@ func (i *initiator) add(o *op) {
 	}
 	o.lane = l
 	l.load += o.total + opCost
+	l.waiting.Add(1)
 	l.queue.push(o)
 }
 
@@ -122,7 +143,11 @@ func (i *initiator) finish(o *op, status fault.Code, bytes uint64, wrote bool) {
 	delete(i.bySeq, o.seq)
 	delete(i.byID, o.id)
 	i.inFlight -= o.total
+	if o.kind == rdma.OpRead {
+		i.readMore(-o.total)
+	}
 	o.lane.load -= o.total + opCost
+	o.lane.waiting.Add(-1)
 	if o.queued {
 		o.lane.queue.remove(o)
 	}
@@ -135,14 +160,15 @@ func (i *initiator) finish(o *op, status fault.Code, bytes uint64, wrote bool) {
 // giveUp completes a pending operation from this side. Nothing is known of its bytes but whether any may have moved.
 func (i *initiator) giveUp(o *op, status fault.Code) { i.finish(o, status, 0, o.shut()) }
 
-// flush hands the completions of this turn to the queue in one go. mu is held, so that nothing overtakes them.
+// flush puts the completions of this turn into the outbox in one go. mu is held, so that nothing overtakes them.
 func (i *initiator) flush() {
-	i.p.events.Push(i.out...)
+	i.box.add(i.out...)
 	i.out = i.out[:0]
 }
 
 // Cancel completes the named operations that are pending with Cancelled.
 func (i *initiator) Cancel(ids ...uint64) {
+	defer i.box.hand()
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	for _, id := range ids {
@@ -154,6 +180,7 @@ func (i *initiator) Cancel(ids ...uint64) {
 }
 
 func (i *initiator) cancelRegion(r *region) {
+	defer i.box.hand()
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	for _, o := range i.bySeq {
@@ -188,8 +215,9 @@ func (i *initiator) end(why fault.Code, cause error) {
 	}
 	i.mu.Unlock()
 	for _, l := range i.lanes {
-		closeConn(l.conn, l.raw)
+		l.shut()
 	}
+	i.box.hand()
 	if why != fault.Closed {
 		i.p.opt.Logger.Info("session down", "role", "initiator", "session", uint64(i.id), "code", why.String(), "error", cause)
 	}
@@ -203,7 +231,7 @@ func (i *initiator) fail(err error) {
 // Close completes what is pending with Closed and returns when no goroutine of the session is left.
 func (i *initiator) Close() error {
 	i.end(fault.Closed, nil)
-	i.wg.Wait()
+	i.crew.end()
 	i.p.mu.Lock()
 	if i.p.initiators[i.id] == i {
 		delete(i.p.initiators, i.id)

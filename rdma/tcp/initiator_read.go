@@ -5,41 +5,106 @@ import (
 	"github.com/kvxfer/kvxfer/rdma"
 )
 
-// read is the lane's reader goroutine. It never sends and never waits for a sender, so the target can always get rid
-// of what it has to say.
+// phase is what an initiator's lane is receiving.
+type phase uint8
+
+const (
+	atHeader phase = iota
+	atResults
+	atPayload
+	atTrailer
+)
+
+// incoming is a frame that is being received. It outlasts a call: whoever reads next goes on where the last one stopped.
+type incoming struct {
+	at phase
+	h  header
+	o  *op // of data; nil: the operation has completed, what remains is discarded
+}
+
+// read is the lane's reader goroutine. It never waits for a sender, so the target can always get rid of what it has to
+// say. Only what Deliver's take does with the completions may send, and that does not wait either.
 func (l *initLane) read() {
-	defer l.i.wg.Done()
+	i := l.i
 	defer l.unuse()
 	for {
-		if err := l.readFrame(); err != nil {
-			l.i.fail(err)
+		l.rxMu.Lock()
+		done, err := l.readFrame()
+		between, need, holds := l.in.at == atHeader && l.rx.have == 0, l.rx.left, l.rx.holds()
+		l.rxMu.Unlock()
+		if err != nil {
+			i.fail(err)
+		}
+		if !i.crew.deliver(&i.box, nil) {
 			return
+		}
+		if err != nil {
+			i.crew.leave()
+			return
+		}
+		if !done {
+			l.rx.await(between, need, holds)
 		}
 	}
 }
 
-func (l *initLane) readFrame() error {
-	if err := l.rx.fill(headerLen, 0); err != nil {
-		return err
-	}
-	h, err := parseHeader(l.rx.ctl)
-	if err != nil {
-		return err
-	}
-	l.rx.drop(headerLen)
-	switch h.kind {
-	case kindResult:
-		n := int(h.count) * resultLen
-		if err := l.rx.fill(n, headerLen); err != nil {
-			return err
+// readFrame receives what is there of one frame; false: its end is not. rxMu is held.
+func (l *initLane) readFrame() (bool, error) {
+	for {
+		done, err := l.readPhase()
+		if err != nil && l.in.o != nil {
+			l.endData(0, err)
 		}
-		err = l.results(int(h.count))
-		l.rx.drop(n)
-		return err
-	case kindData:
-		return l.data(&h)
+		if !done || err != nil || l.in.at == atHeader {
+			return done, err
+		}
 	}
-	return violation("frame kind %d from a target", h.kind)
+}
+
+func (l *initLane) readPhase() (bool, error) {
+	in := &l.in
+	switch in.at {
+	case atHeader:
+		l.rx.ask(headerLen, 0)
+	case atResults:
+		l.rx.ask(int(in.h.count)*resultLen, headerLen)
+	case atTrailer:
+		l.rx.ask(trailerLen, 0)
+	}
+	done, err := l.rx.run()
+	if !done || err != nil {
+		return false, err
+	}
+	switch in.at {
+	case atHeader:
+		if in.h, err = parseHeader(l.rx.ctl); err != nil {
+			return false, err
+		}
+		l.rx.drop(headerLen)
+		switch in.h.kind {
+		case kindResult:
+			in.at = atResults
+		case kindData:
+			in.at = atPayload
+			err = l.beginData(&in.h)
+		default:
+			err = violation("frame kind %d from a target", in.h.kind)
+		}
+	case atResults:
+		in.at = atHeader
+		err = l.results(int(in.h.count))
+		l.rx.drop(int(in.h.count) * resultLen)
+	case atPayload:
+		in.at = atTrailer
+	case atTrailer:
+		in.at = atHeader
+		var remote fault.Code
+		if remote, err = parseTrailer(l.rx.ctl); err == nil {
+			l.rx.drop(trailerLen)
+			l.endData(statusOf(remote), nil)
+		}
+	}
+	return true, err
 }
 
 // results completes the operations that a result frame names. Unknown ones have completed before.
@@ -83,8 +148,9 @@ func (l *initLane) find(seq uint64) (*op, error) {
 	return o, nil
 }
 
-// data places a piece of a READ. The operation may complete at any moment meanwhile: what remains is discarded.
-func (l *initLane) data(h *header) error {
+// beginData aims a piece of a READ at its places. The operation may complete at any moment until endData: what remains is
+// discarded.
+func (l *initLane) beginData(h *header) error {
 	i := l.i
 	i.mu.Lock()
 	o, err := l.find(h.seq)
@@ -95,58 +161,47 @@ func (l *initLane) data(h *header) error {
 	if err != nil {
 		return err
 	}
+	l.in.o = o
+	n := uint64(h.payload)
 	if o == nil {
-		if err := l.rx.discard(uint64(h.payload)); err != nil {
-			return err
-		}
-		_, err := l.trailer()
-		return err
+		l.rx.drain(n)
+		return nil
 	}
-	status, err := l.place(o, h)
+	if o.kind != rdma.OpRead || h.total != o.total || h.offset != o.received {
+		return violation("data [%d, +%d) of %d for a read of %d at %d", h.offset, n, h.total, o.total, o.received)
+	}
+	l.rx.begin(o.region)
+	for left := n; left > 0; {
+		x := o.step(&o.in, left)
+		l.rx.add(o.region.base+uintptr(x.Local), x.Len)
+		left -= x.Len
+	}
+	l.rx.aim(o)
+	return nil
+}
+
+// endData takes note of a piece that has come, or with err gives it up.
+func (l *initLane) endData(remote fault.Code, err error) {
+	o := l.in.o
+	if o == nil {
+		return
+	}
+	l.in.o = nil
+	status := remote
+	if status == 0 {
+		status = l.rx.status
+	}
+	i := l.i
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if err == nil && o.pending && (status != 0 || o.received == o.total) {
-		o.shut()
-		i.finish(o, status, o.received, false)
-		i.flush()
+	if err == nil {
+		o.received += l.rx.placed
+		if o.pending && (status != 0 || o.received == o.total) {
+			o.shut()
+			i.finish(o, status, o.received, false)
+			i.flush()
+		}
 	}
 	o.holders-- // only now: finish would give the op back, and release again
 	o.release()
-	return err
-}
-
-func (l *initLane) place(o *op, h *header) (fault.Code, error) {
-	n := uint64(h.payload)
-	if o.kind != rdma.OpRead || h.total != o.total || h.offset != o.received {
-		return 0, violation("data [%d, +%d) of %d for a read of %d at %d", h.offset, n, h.total, o.total, o.received)
-	}
-	var local fault.Code
-	if n > 0 {
-		l.rx.begin(o.region)
-		for left := n; left > 0; {
-			x := o.step(&o.in, left)
-			l.rx.add(o.region.base+uintptr(x.Local), x.Len)
-			left -= x.Len
-		}
-		placed, st, err := l.rx.place(o)
-		if err != nil {
-			return 0, err
-		}
-		local = st
-		o.received += placed
-	}
-	remote, err := l.trailer()
-	if remote != 0 {
-		return remote, err
-	}
-	return local, err
-}
-
-func (l *lane) trailer() (fault.Code, error) {
-	if err := l.rx.fill(trailerLen, 0); err != nil {
-		return 0, err
-	}
-	st, err := parseTrailer(l.rx.ctl)
-	l.rx.drop(trailerLen)
-	return statusOf(st), err
 }

@@ -16,9 +16,11 @@ func (i *initiator) direct() *op {
 		if l.busy || o == nil || o.next != nil || len(o.ranges) > maxCount || o.total > directLen {
 			continue
 		}
+		if !i.crew.join(1) {
+			return nil
+		}
 		l.claim(o)
 		l.users.Add(1) // not yet ended, so the lane's goroutines still hold it
-		i.wg.Add(1)
 		return o
 	}
 	return nil
@@ -33,7 +35,7 @@ func (l *initLane) claim(o *op) {
 
 // sendNow tries to send an operation of one frame without waiting. What the socket does not take is the writer's.
 func (l *initLane) sendNow(o *op) {
-	defer l.i.wg.Done()
+	defer l.i.crew.leave()
 	defer l.unuse()
 	if !l.build(o) {
 		l.settle(o, nil)
@@ -53,7 +55,7 @@ func (l *initLane) sendNow(o *op) {
 // write is the lane's writer goroutine.
 func (l *initLane) write() {
 	i := l.i
-	defer i.wg.Done()
+	defer i.crew.leave()
 	defer l.unuse()
 	for {
 		i.mu.Lock()
@@ -87,7 +89,8 @@ func (l *initLane) write() {
 func (l *initLane) settle(o *op, err error) {
 	i := l.i
 	i.mu.Lock()
-	if o.pending && l.tx.status == fault.MemoryFault {
+	faulted := o.pending && l.tx.status == fault.MemoryFault
+	if faulted {
 		i.giveUp(o, fault.MemoryFault)
 		i.flush()
 	}
@@ -98,6 +101,9 @@ func (l *initLane) settle(o *op, err error) {
 		l.wake.Signal()
 	}
 	i.mu.Unlock()
+	if faulted {
+		i.box.hand()
+	}
 	if err != nil {
 		i.fail(err)
 	}

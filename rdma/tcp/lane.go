@@ -16,7 +16,8 @@ import (
 // whoever sends from Post) are counted: the last one closes the descriptor and unmaps the control memory.
 type lane struct {
 	index int
-	conn  net.Conn
+	sock  *socket  // in clear
+	conn  net.Conn // over TLS: the TCP connection below it
 	raw   syscall.RawConn
 	ctl   []byte
 	tx    sender
@@ -48,6 +49,7 @@ func (c *carrier) stream() net.Conn {
 }
 
 // setup prepares an accepted or dialled connection that is past its hello.
+// A lane in clear leaves package net; attach must follow when nobody needs the connection any more.
 func (p *Provider) setup(l *lane, index int, c *carrier) error {
 	ctl, err := mapControl(laneCtl)
 	if err != nil {
@@ -55,8 +57,8 @@ func (p *Provider) setup(l *lane, index int, c *carrier) error {
 	}
 	l.index, l.conn, l.raw, l.ctl = index, c.conn, c.raw, ctl
 	scratch := ctl[bothCtl:]
-	l.tx.init(c.raw, ctl[:txCtl], p.filler, scratch[:processScratch])
-	l.rx.init(c.raw, ctl[txCtl:bothCtl], p.sink, scratch[processScratch:])
+	l.tx.init(ctl[:txCtl], p.filler, scratch[:processScratch])
+	l.rx.init(ctl[txCtl:bothCtl], p.sink, scratch[processScratch:])
 	if c.secure != nil {
 		l.tx.secure, l.rx.secure = newSecureTx(c.secure), newSecureRx(c.secure)
 	}
@@ -64,10 +66,48 @@ func (p *Provider) setup(l *lane, index int, c *carrier) error {
 	return nil
 }
 
-// unuse ends one use. Closing twice is harmless: the session closes the connection first to stop the others.
+// attach takes a lane in clear out of package net; after an error its connection is still there.
+func (p *Provider) attach(l *lane, c *carrier, initiator bool) error {
+	if c.secure != nil {
+		return nil
+	}
+	s, err := p.takeSocket(c, initiator)
+	if err != nil {
+		return err
+	}
+	l.sock, l.conn, l.raw = s, nil, nil
+	l.tx.sock, l.rx.sock = s, s
+	return nil
+}
+
+// shut ends the lane's connection; who reads or writes it finds out.
+func (l *lane) shut() {
+	if l.sock != nil {
+		l.sock.shut()
+		return
+	}
+	_ = l.raw.Control(func(fd uintptr) { limitOrphan(int(fd)) })
+	_ = l.conn.Close()
+}
+
+// use begins one, unless the last one is over.
+func (l *lane) use() bool {
+	for {
+		n := l.users.Load()
+		if n == 0 || l.users.CompareAndSwap(n, n+1) {
+			return n > 0
+		}
+	}
+}
+
+// unuse ends one use. A connection over TLS may be closed already, to stop its users: that twice is harmless.
 func (l *lane) unuse() {
 	if l.users.Add(-1) == 0 {
-		_ = l.conn.Close()
+		if l.sock != nil {
+			l.sock.close()
+		} else {
+			_ = l.conn.Close()
+		}
 		_ = unix.Munmap(l.ctl)
 	}
 }

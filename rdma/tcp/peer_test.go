@@ -302,15 +302,15 @@ func TestArrivalsThatNobodyPollsHoldTheLaneBack(t *testing.T) {
 	queued := n.events.Len
 	full := func() bool { return queued() >= eventqueue.MaxEvents }
 	eventually(t, "a full queue", full)
-	for range 200 { // each place that is made is taken by one more
-		require.Equal(t, eventqueue.MaxEvents, queued())
-		require.Equal(t, 1, n.Poll(make([]rdma.Event, 1)))
+	for range 200 { // each place that is made is taken by one more; a lane tells of several at a time
+		require.Less(t, queued(), eventqueue.MaxEvents+maxPlaced)
+		require.Equal(t, maxPlaced, n.Poll(make([]rdma.Event, maxPlaced)))
 		eventually(t, "a full queue again", full)
 	}
 	require.NoError(t, tgt.Fence(k))
 	require.NoError(t, tgt.Close())
 	<-sent
-	require.Equal(t, eventqueue.MaxEvents, queued())
+	require.Less(t, queued(), eventqueue.MaxEvents+maxPlaced)
 }
 
 // Memory with a page that nobody may touch: the kernel answers EFAULT, and the lane goes on.

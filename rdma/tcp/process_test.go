@@ -36,7 +36,10 @@ func asProcess(fd int, m rdma.Memory) rdma.Memory {
 // TestProcessConformance runs the contract's suite over memory that is reached through /proc/PID/mem: all of it, and
 // every other region, so that each kind meets the other at the other end, over TLS too.
 func TestProcessConformance(t *testing.T) {
-	for name, c := range map[string]struct{ mixed, tls bool }{"all": {}, "mixed, tls": {mixed: true, tls: true}} {
+	for name, c := range map[string]struct {
+		mixed, tls bool
+		way        fabrictest.Way
+	}{"all": {way: fabrictest.Delivered}, "mixed, tls": {mixed: true, tls: true}} {
 		t.Run(name, func(t *testing.T) {
 			mixed := c.mixed
 			var id *peertls.Identity
@@ -45,7 +48,7 @@ func TestProcessConformance(t *testing.T) {
 			}
 			fd := selfMem(t)
 			var n atomic.Uint64
-			fabrictest.Run(t, fabrictest.Harness{New: suitePair(id), Memory: func(m rdma.Memory) rdma.Memory {
+			fabrictest.Run(t, fabrictest.Harness{New: suitePair(id), Ways: []fabrictest.Way{c.way}, Memory: func(m rdma.Memory) rdma.Memory {
 				if mixed && n.Add(1)%2 == 0 {
 					return m
 				}

@@ -15,6 +15,8 @@ import (
 type Provider struct {
 	opt    Options
 	events *eventqueue.Queue
+	take   func([]rdma.Event) // Deliver's; nil: events are polled for
+	rest   rest
 	sink   []byte // written by the kernel with payload that nobody may place, never read
 	filler []byte // zeros, read-only: what is sent in place of payload
 
@@ -120,6 +122,7 @@ func (p *Provider) Close() error {
 	for _, i := range is {
 		_ = i.Close()
 	}
+	p.rest.close()
 	p.unmap()
 	p.events.Close()
 	close(p.ended)

@@ -8,10 +8,10 @@ import (
 )
 
 // receiver reads frames from a lane: control bytes into a small mapped buffer, payload straight into registered
-// memory. Only the lane's reader goroutine uses it.
+// memory. One goroutine at a time uses it. What is wanted next is said first (ask, begin and add and aim, drain), then run is
+// called until it says that all of it has come.
 type receiver struct {
-	raw syscall.RawConn
-	try func(fd uintptr) bool
+	sock *socket
 	// ctl holds control bytes not yet consumed, ctl[:have]. It is never filled beyond what is known to be control,
 	// so payload cannot get into it.
 	ctl  []byte
@@ -43,20 +43,13 @@ const (
 	chunk = 256 << 10
 )
 
-func (r *receiver) init(raw syscall.RawConn, ctl, sink, scratch []byte) {
-	*r = receiver{raw: raw, ctl: ctl[:receiverCtl:receiverCtl], sink: sink, scratch: scratch, vec: make([]iovec, 0, maxCount+1)}
-	r.try = r.attempt
+func (r *receiver) init(ctl, sink, scratch []byte) {
+	*r = receiver{ctl: ctl[:receiverCtl:receiverCtl], sink: sink, scratch: scratch, vec: make([]iovec, 0, maxCount+1)}
 }
 
-// fill reads control bytes until n are there. It may take up to more bytes beyond them: the caller knows that they
-// are control too.
-func (r *receiver) fill(n, more int) error {
-	if r.have >= n {
-		return nil
-	}
-	r.want, r.max, r.left = n, n+more, 0
-	return r.run()
-}
+// ask wants control bytes until n are there. Up to more bytes beyond them may be taken: the caller knows that they are
+// control too.
+func (r *receiver) ask(n, more int) { r.want, r.max, r.left = n, n+more, 0 }
 
 // drop consumes n control bytes.
 func (r *receiver) drop(n int) { r.have = copy(r.ctl, r.ctl[n:r.have]) }
@@ -71,32 +64,39 @@ func (r *receiver) add(base uintptr, n uint64) {
 	r.left += n
 }
 
-// place reads the payload into its places as long as g lets it, the rest into the sink. It returns how many bytes
-// are surely placed and why not all; MemoryFault may have placed more.
-func (r *receiver) place(g entrance) (uint64, fault.Code, error) {
-	r.gate, r.placed, r.status = g, 0, 0
-	err := r.run()
-	return r.placed, r.status, err
-}
+// aim wants the payload in its places as long as g lets it, the rest in the sink. placed then says how many bytes are surely
+// placed and status why not all; MemoryFault may have placed more.
+func (r *receiver) aim(g entrance) { r.gate, r.placed, r.status = g, 0, 0 }
 
-// discard reads n bytes of payload into the sink.
-func (r *receiver) discard(n uint64) error {
+// drain wants n bytes of payload in the sink.
+func (r *receiver) drain(n uint64) {
 	r.gate, r.placed, r.status, r.left, r.want = nil, 0, fault.Cancelled, n, 0
-	return r.run()
 }
 
-func (r *receiver) run() error {
+// run reads what is there and says whether that is all that is wanted. Over TLS it waits until it is.
+func (r *receiver) run() (bool, error) {
 	if r.secure != nil {
-		return r.runSecure()
+		return true, r.runSecure()
 	}
 	r.err = nil
-	if err := r.raw.Read(r.try); err != nil {
-		return err
-	}
-	return r.err
+	return r.attempt(uintptr(r.sock.fd)), r.err
 }
 
-// attempt runs inside RawConn.Read, which waits for bytes between two attempts: no gate is held then.
+// holds is what await is given: see socket.
+func (r *receiver) holds() uint32 {
+	if r.sock == nil {
+		return 0
+	}
+	return r.sock.holds.Load()
+}
+
+// await waits until run is worth another call; between says that the next frame is wanted, need how much of a payload is missing.
+// Nobody is inside a gate.
+func (r *receiver) await(between bool, need uint64, holds uint32) {
+	r.sock.awaitInput(between, need, holds)
+}
+
+// attempt reads what is there. false: it is not all that is wanted.
 func (r *receiver) attempt(fd uintptr) bool {
 	for r.left > 0 || r.have < r.want {
 		var n uint64

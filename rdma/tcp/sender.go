@@ -9,15 +9,13 @@ import (
 // sender writes frames to a lane, one at a time, each as one gather list: control bytes, payload straight from
 // registered memory, trailer. One goroutine at a time uses it; lanes hand that right around (see their busy flags).
 type sender struct {
-	raw    syscall.RawConn
-	try    func(fd uintptr) bool // attempt, bound once so that a frame allocates nothing
-	ctl    []byte                // mapped: header, descriptors or results; the trailer is at its end
-	filler []byte                // zeros, sent in place of payload that may not be read any more
-	secure *secureTx             // nil: bytes go straight to the socket
+	sock   *socket
+	ctl    []byte    // mapped: header, descriptors or results; the trailer is at its end
+	filler []byte    // zeros, sent in place of payload that may not be read any more
+	secure *secureTx // nil: bytes go straight to the socket
 
 	vec   []iovec
 	first int // next of vec to send
-	wait  bool
 
 	gate    entrance
 	control uint64 // bytes left of header and descriptors
@@ -34,10 +32,9 @@ const senderCtl = headerLen + maxCount*resultLen + trailerLen
 // chunkVecs bounds one system call's list; the kernel takes 1024.
 const chunkVecs = 512
 
-func (s *sender) init(raw syscall.RawConn, ctl, filler, scratch []byte) {
-	*s = sender{raw: raw, ctl: ctl[:senderCtl:senderCtl], filler: filler, vec: make([]iovec, 0, maxCount+2)}
+func (s *sender) init(ctl, filler, scratch []byte) {
+	*s = sender{ctl: ctl[:senderCtl:senderCtl], filler: filler, vec: make([]iovec, 0, maxCount+2)}
 	s.scratch = scratch
-	s.try = s.attempt
 }
 
 // begin starts a frame whose header and n-64 more control bytes are in ctl. Payload is added with add.
@@ -67,14 +64,13 @@ func (s *sender) flush(wait bool) (bool, error) {
 	if s.secure != nil {
 		return s.flushSecure(wait)
 	}
-	s.wait = wait
-	if err := s.raw.Write(s.try); err != nil {
-		return false, err
+	for !s.attempt(uintptr(s.sock.fd)) && wait {
+		s.sock.awaitRoom() // no gate is held
 	}
 	return s.control+s.payload+s.trailer == 0, s.err
 }
 
-// attempt runs inside RawConn.Write, which waits for room in the socket between two attempts: no gate is held then.
+// attempt sends what the socket takes at once. false: the socket is full.
 func (s *sender) attempt(fd uintptr) bool {
 	for s.control+s.payload+s.trailer > 0 {
 		if s.process != noProcess {
@@ -82,7 +78,7 @@ func (s *sender) attempt(fd uintptr) bool {
 			case 0, syscall.EINTR:
 				continue
 			case syscall.EAGAIN:
-				return !s.wait
+				return false
 			default:
 				s.err = e
 				return true
@@ -101,7 +97,7 @@ func (s *sender) attempt(fd uintptr) bool {
 		}
 		switch {
 		case e == syscall.EAGAIN:
-			return !s.wait
+			return false
 		case e == syscall.EINTR:
 		case e == syscall.EFAULT && gated:
 			s.fill(fault.MemoryFault)

@@ -1,7 +1,6 @@
 package tcp
 
 import (
-	"net"
 	"os"
 	"strconv"
 	"strings"
@@ -28,7 +27,7 @@ func iov(b []byte) iovec {
 	return iovec{base: uintptr(unsafe.Pointer(unsafe.SliceData(b))), len: uint64(len(b))}
 }
 
-// readv and writev are one system call each. The descriptor is non-blocking (package net sees to it), so they last
+// readv and writev are one system call each. The descriptor is non-blocking (package net saw to it), so they last
 // no longer than the kernel's copy.
 func readv(fd uintptr, v []iovec) (uint64, syscall.Errno) {
 	n, _, e := unix.Syscall(unix.SYS_READV, fd, uintptr(unsafe.Pointer(unsafe.SliceData(v))), uintptr(len(v)))
@@ -83,11 +82,8 @@ func setBuffers(fd uintptr, n int) (send, receive int) {
 // orphanTimeout is how long the kernel keeps what a closed lane had not delivered.
 const orphanTimeout = 5 * time.Second
 
-// closeConn closes a lane. Without the time-out a peer that is stopped would keep the socket's buffers alive in the
-// kernel for a quarter of an hour.
-func closeConn(c net.Conn, raw syscall.RawConn) {
-	_ = raw.Control(func(fd uintptr) {
-		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(orphanTimeout/time.Millisecond))
-	})
-	_ = c.Close()
+// limitOrphan sets it. Without it a peer that is stopped would keep the socket's buffers alive in the kernel for a
+// quarter of an hour.
+func limitOrphan(fd int) {
+	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(orphanTimeout/time.Millisecond))
 }

@@ -13,7 +13,8 @@ type target struct {
 	p      *Provider
 	id     rdma.SessionID
 	secret secret
-	wg     sync.WaitGroup // lane goroutines, and lanes between their hello and these
+	crew   crew // lane goroutines, and lanes between their hello and these
+	box    outbox
 
 	mu      sync.RWMutex
 	ended   fault.Code // why the session is over; 0: it is not
@@ -25,6 +26,8 @@ type target struct {
 // Accept makes the target side of a session; the parameters hold its secret.
 func (p *Provider) Accept(id rdma.SessionID) (rdma.Target, []byte, error) {
 	t := &target{p: p, id: id, secret: newSecret(), windows: map[rdma.Key]*window{}, lanes: make([]*targetLane, p.opt.Lanes)}
+	t.crew.init()
+	t.box.init(p)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
@@ -56,8 +59,18 @@ func (t *target) reserve(index int, c *carrier) (*targetLane, error) {
 		return nil, err
 	}
 	t.lanes[index] = l
-	t.wg.Add(2)
+	t.crew.join(2) // not yet ended
 	return l, nil
+}
+
+// attach takes a reserved lane out of package net, unless the session has ended: end closes what it finds.
+func (t *target) attach(l *targetLane, c *carrier) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.ended != 0 {
+		return errClosed("lane")
+	}
+	return t.p.attach(&l.lane, c, false)
 }
 
 // begin sets a reserved lane to work, or ends the session when its hello failed after all: the peer cannot tell
@@ -67,7 +80,8 @@ func (t *target) begin(l *targetLane, err error) {
 		t.fail(err)
 		l.unuse()
 		l.unuse()
-		t.wg.Add(-2)
+		t.crew.leave()
+		t.crew.leave()
 		return
 	}
 	go l.read()
@@ -152,17 +166,18 @@ func (t *target) end(why fault.Code, cause error) {
 	}
 	t.ended = why
 	if why != fault.Closed {
-		t.p.events.Push(rdma.Event{Kind: rdma.EventDown, Status: why, Session: t.id})
+		t.box.add(rdma.Event{Kind: rdma.EventDown, Status: why, Session: t.id})
 	}
 	t.mu.Unlock()
 	// ended is set: no lane is added any more.
 	for _, l := range t.lanes {
 		if l != nil {
 			l.stop()
-			closeConn(l.conn, l.raw)
+			l.shut()
 		}
 	}
-	t.p.events.LetGo()
+	t.box.letGo()
+	t.box.hand()
 	if why != fault.Closed {
 		t.p.opt.Logger.Info("session down", "role", "target", "session", uint64(t.id), "code", why.String(), "error", cause)
 	}
@@ -177,7 +192,7 @@ func (t *target) fail(err error) {
 func (t *target) Close() error {
 	t.end(fault.Closed, nil)
 	t.fenceRegion(nil)
-	t.wg.Wait()
+	t.crew.end()
 	t.p.mu.Lock()
 	if t.p.targets[t.id] == t {
 		delete(t.p.targets, t.id)

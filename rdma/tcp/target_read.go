@@ -1,6 +1,8 @@
 package tcp
 
 import (
+	"errors"
+
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/rdma"
 )
@@ -22,19 +24,75 @@ type inbound struct {
 
 // read is the lane's reader goroutine.
 func (l *targetLane) read() {
-	defer l.t.wg.Done()
 	defer l.unuse()
 	for {
-		l.t.p.events.Hold(l.isOver)
-		if err := l.readFrame(); err != nil {
+		l.t.box.hold(l.isOver)
+		err := l.readFrame()
+		if err == errLeft {
+			return
+		}
+		if err != nil {
 			l.t.fail(err)
+			l.t.crew.leave()
 			return
 		}
 	}
 }
 
+// errLeft says that the session was closed while this lane brought its events: the reader is no member of the crew any more.
+var errLeft = errors.New("the session is closed")
+
+// run waits until all that is wanted of the receiver has come. Before it waits it tells what is due.
+func (l *targetLane) run() error {
+	between := l.rx.left == 0 && l.rx.want == headerLen
+	for {
+		done, err := l.rx.run()
+		if done || err != nil {
+			return err
+		}
+		if len(l.placed) > 0 {
+			if err := l.tell(); err != nil {
+				return err
+			}
+			continue // what the news set going may have an answer already
+		}
+		l.rx.await(between && l.rx.have == 0, l.rx.left, 0)
+	}
+}
+
+func (l *targetLane) fill(n, more int) error {
+	if l.rx.have >= n {
+		return nil
+	}
+	if n == headerLen && l.rx.secure != nil && len(l.placed) > 0 { // there run waits
+		if err := l.tell(); err != nil {
+			return err
+		}
+	}
+	l.rx.ask(n, more)
+	return l.run()
+}
+
+// tell says the results of what was placed, then brings its arrivals: the initiator waits for the one, and who is told the other
+// may take his time.
+func (l *targetLane) tell() error {
+	l.say(l.placed...)
+	l.t.box.add(l.news...)
+	l.placed, l.news, l.silent = l.placed[:0], l.news[:0], 0
+	if !l.t.crew.deliver(&l.t.box, nil) {
+		return errLeft
+	}
+	return nil
+}
+
+// What a lane keeps to itself while more comes without a pause.
+const (
+	maxSilence = 256 << 10 // bytes
+	maxPlaced  = 16        // WRITEs
+)
+
 func (l *targetLane) readFrame() error {
-	if err := l.rx.fill(headerLen, 0); err != nil {
+	if err := l.fill(headerLen, 0); err != nil {
 		return err
 	}
 	h, err := parseHeader(l.rx.ctl)
@@ -50,7 +108,7 @@ func (l *targetLane) readFrame() error {
 	default:
 		return violation("frame kind %d from an initiator", h.kind)
 	}
-	if err := l.rx.fill(n, more); err != nil {
+	if err := l.fill(n, more); err != nil {
 		return err
 	}
 	var sum uint64
@@ -63,7 +121,8 @@ func (l *targetLane) readFrame() error {
 		return err
 	}
 	if h.kind == kindRequest {
-		return l.request(&h, sum)
+		l.request(&h, sum)
+		return nil
 	}
 	return l.writeFrame(&h)
 }
@@ -123,7 +182,8 @@ func (l *targetLane) writeFrame(h *header) error {
 	switch {
 	case h.payload == 0:
 	case l.in.failed:
-		if err := l.rx.discard(uint64(h.payload)); err != nil {
+		l.rx.drain(uint64(h.payload))
+		if err := l.run(); err != nil {
 			return err
 		}
 	default:
@@ -131,16 +191,20 @@ func (l *targetLane) writeFrame(h *header) error {
 		for _, d := range l.descs {
 			l.rx.add(w.region.base+uintptr(d.off), d.len)
 		}
-		placed, st, err := l.rx.place(w)
-		if err != nil {
+		l.rx.aim(w)
+		if err := l.run(); err != nil {
 			return err
 		}
-		l.in.placed += placed
-		if st != 0 {
+		l.in.placed += l.rx.placed
+		if st := l.rx.status; st != 0 {
 			l.refuse(st, st == fault.MemoryFault)
 		}
 	}
-	st, err := l.trailer()
+	if err := l.fill(trailerLen, 0); err != nil {
+		return err
+	}
+	st, err := parseTrailer(l.rx.ctl)
+	l.rx.drop(trailerLen)
 	if err != nil {
 		return err
 	}
@@ -152,18 +216,23 @@ func (l *targetLane) writeFrame(h *header) error {
 	if l.in.next == l.in.total && !l.in.failed {
 		l.arrive(w)
 	}
+	if len(l.placed) == 0 {
+		return nil
+	}
+	if l.silent += uint64(h.payload); l.silent >= maxSilence || len(l.placed) == maxPlaced {
+		return l.tell()
+	}
 	return nil
 }
 
-// arrive reports a WRITE whose bytes are all placed, first here and then to the initiator. It stands inside the gate,
-// so that no arrival comes after the window's fence.
+// arrive notes a WRITE whose bytes are all placed. One whose window is fenced by now has failed.
 func (l *targetLane) arrive(w *window) {
 	if st := w.EnterLate(); st != 0 {
 		l.refuse(st, false)
 		return
 	}
-	l.t.p.events.Push(rdma.Event{Kind: rdma.EventArrival, Session: l.t.id, Bytes: l.in.total, Key: w.key, Tag: l.in.tag,
-		Took: l.t.p.opt.Clock.Now() - l.in.began})
 	w.Leave()
-	l.say(result{seq: l.in.seq, bytes: l.in.total})
+	l.placed = append(l.placed, result{seq: l.in.seq, bytes: l.in.total})
+	l.news = append(l.news, rdma.Event{Kind: rdma.EventArrival, Session: l.t.id, Bytes: l.in.total, Key: w.key, Tag: l.in.tag,
+		Took: l.t.p.opt.Clock.Now() - l.in.began})
 }

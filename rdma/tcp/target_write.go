@@ -15,17 +15,24 @@ type targetLane struct {
 	// The reader alone.
 	in    inbound
 	descs []desc
+	// Of WRITEs that are placed: their results and their arrivals, not yet told. See tell.
+	placed []result
+	news   []rdma.Event
+	silent uint64 // bytes that came since the first of them
 
 	// mu guards what the reader hands to the writer.
 	mu      sync.Mutex
 	work    sync.Cond // there is something to write, or the lane is over
 	room    sync.Cond // there is room again, or the lane is over
 	over    bool
-	busy    bool // somebody is using tx
-	resume  bool // the reader began a result frame and the socket was full: the writer goes on
+	busy    bool     // somebody is using tx
+	resume  bool     // the reader began a frame and the socket was full: the writer goes on
+	half    *request // ...of this READ; nil: of results
 	results []result
 	queue   []*request // waiting
 	spare   []*request
+
+	refused uint64 // whoever is writing: the READ whose further requests are dropped
 }
 
 // request is one frame of a READ, waiting for the writer.
@@ -63,13 +70,13 @@ func (l *targetLane) isOver() bool {
 	return l.over
 }
 
-// say queues a result and, when nobody else is writing, sends it at once: a goroutine less to wake.
-func (l *targetLane) say(r result) {
+// say queues results and, when nobody else is writing, sends them at once: a goroutine less to wake.
+func (l *targetLane) say(rs ...result) {
 	l.mu.Lock()
 	for len(l.results) >= maxResults && !l.over {
 		l.room.Wait()
 	}
-	l.results = append(l.results, r)
+	l.results = append(l.results, rs...)
 	if l.over || l.busy || len(l.queue) > 0 {
 		l.work.Signal()
 		l.mu.Unlock()
@@ -104,8 +111,8 @@ func (l *targetLane) takeResults() {
 	l.room.Signal()
 }
 
-// request hands one frame of a READ to the writer.
-func (l *targetLane) request(h *header, sum uint64) error {
+// request serves one frame of a READ: at once where it is small and nobody else is writing, else it is the writer's.
+func (l *targetLane) request(h *header, sum uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for len(l.queue) >= maxRequests && !l.over {
@@ -119,16 +126,30 @@ func (l *targetLane) request(h *header, sum uint64) error {
 	}
 	r.h, r.sum = *h, sum
 	r.descs = append(r.descs[:0], l.descs...)
-	l.queue = append(l.queue, r)
-	l.work.Signal()
-	return nil
+	if sum > directLen || l.over || l.busy || len(l.results)+len(l.queue) > 0 {
+		l.queue = append(l.queue, r)
+		l.work.Signal()
+		return
+	}
+	l.busy = true
+	l.mu.Unlock()
+	done, err := l.serve(r, false)
+	l.mu.Lock()
+	if done || err != nil { // the reader sees a dead lane by itself
+		l.busy = false
+		l.spare = append(l.spare, r)
+	} else {
+		l.resume, l.half = true, r
+	}
+	if l.resume || len(l.results)+len(l.queue) > 0 {
+		l.work.Signal()
+	}
 }
 
 // write is the lane's writer goroutine.
 func (l *targetLane) write() {
-	defer l.t.wg.Done()
+	defer l.t.crew.leave()
 	defer l.unuse()
-	var failed uint64 // the READ that is refused: its further requests are dropped
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for {
@@ -139,9 +160,10 @@ func (l *targetLane) write() {
 			return
 		}
 		var r *request
+		half := l.resume
 		switch {
-		case l.resume:
-			l.resume = false
+		case half:
+			r, l.half, l.resume = l.half, nil, false
 		case len(l.results) > 0:
 			l.takeResults()
 		default:
@@ -151,13 +173,15 @@ func (l *targetLane) write() {
 		l.busy = true
 		l.mu.Unlock()
 		var err error
-		if r == nil {
+		switch {
+		case r == nil:
 			_, err = l.tx.flush(true)
-		} else if r.h.seq != failed {
-			var st fault.Code
-			if st, err = l.serve(r); st != 0 {
-				failed = r.h.seq
+		case half:
+			if _, err = l.tx.flush(true); err == nil {
+				l.served(r)
 			}
+		default:
+			_, err = l.serve(r, true)
 		}
 		if err != nil {
 			l.t.fail(err)
@@ -171,12 +195,16 @@ func (l *targetLane) write() {
 	}
 }
 
-// serve answers one request with data frames. A status other than 0 has ended the READ, at the initiator too.
-func (l *targetLane) serve(r *request) (fault.Code, error) {
+// serve answers one request with data frames. Without wait, which is for one frame, it may return false with no error: the socket
+// is full and somebody must flush the rest and look at its end.
+func (l *targetLane) serve(r *request, wait bool) (bool, error) {
+	if r.h.seq == l.refused {
+		return true, nil
+	}
 	w, st := l.t.admit(r.h.key, rdma.AccessRead, r.descs)
 	if st != 0 {
 		l.refuseRead(r, st)
-		return st, nil
+		return true, nil
 	}
 	h := header{kind: kindData, seq: r.h.seq, total: r.h.total, offset: r.h.offset}
 	end := r.h.offset + r.sum
@@ -198,28 +226,40 @@ func (l *targetLane) serve(r *request) (fault.Code, error) {
 			}
 		}
 		l.tx.seal()
-		if _, err := l.tx.flush(true); err != nil {
-			return 0, err
+		done, err := l.tx.flush(wait)
+		if !done || err != nil {
+			return false, err
 		}
-		if st := l.tx.status; st != 0 {
-			if !l.tx.begun {
-				l.refuseRead(r, st)
-			}
-			return st, nil
+		if !l.served(r) {
+			return true, nil
 		}
 		if h.offset += n; h.offset == end {
-			return 0, nil
+			return true, nil
 		}
 		if err := l.sendResults(); err != nil {
-			return 0, err
+			return false, err
 		}
 	}
 }
 
-// refuseRead queues the end of a READ. The writer itself says it, so it never waits for room.
+// served looks at how a data frame ended; false: the READ is over, at the initiator too.
+func (l *targetLane) served(r *request) bool {
+	st := l.tx.status
+	if st == 0 {
+		return true
+	}
+	l.refused = r.h.seq
+	if !l.tx.begun {
+		l.refuseRead(r, st)
+	}
+	return false
+}
+
+// refuseRead queues the end of a READ, whose further requests are dropped. Whoever is writing says it, so it never waits for room.
 func (l *targetLane) refuseRead(r *request, st fault.Code) {
 	l.mu.Lock()
 	l.results = append(l.results, result{seq: r.h.seq, status: st})
+	l.refused = r.h.seq
 	l.mu.Unlock()
 }
 
