@@ -46,6 +46,20 @@ func (o *Op) Compact(dst []Range, local *Memory, maxBytes uint64) (ranges []Rang
 	return dst, total, nil
 }
 
+// CheckLocal is Compact without a list: the ranges that are empty stay where they are.
+func (o *Op) CheckLocal(local *Memory, maxBytes uint64) (total uint64, err error) {
+	for k := range o.Ranges {
+		x := &o.Ranges[k]
+		var carry uint64
+		total, carry = bits.Add64(total, x.Len, 0)
+		if x.Len != 0 && (x.Local > local.Len || x.Len > local.Len-x.Local || carry != 0 || total > maxBytes) {
+			_, _, err = o.Compact(nil, local, maxBytes) // which says what is wrong
+			return 0, err
+		}
+	}
+	return total, nil
+}
+
 // Check refuses a window of no access, of both, or without bounds.
 func (w *Window) Check() error {
 	if w.Access != AccessWrite && w.Access != AccessRead {

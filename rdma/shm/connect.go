@@ -14,7 +14,7 @@ import (
 	"github.com/kvxfer/kvxfer/rdma"
 )
 
-// Connect opens the target's socket, whose path is in the parameters; addr is not looked at. Whatever keeps the two
+// Connect opens the target's socket, whose path is in the parameters, unless the target is this provider's own; addr is not looked at. Whatever keeps the two
 // processes apart (no such path here, another user, another node's socket under that path) is PeerUnreachable.
 func (p *Provider) Connect(ctx context.Context, id rdma.SessionID, _ string, raw []byte) (rdma.Initiator, error) {
 	par, err := parseParams(raw)
@@ -33,8 +33,7 @@ func (p *Provider) Connect(ctx context.Context, id rdma.SessionID, _ string, raw
 	p.initiators[id] = nil
 	p.mu.Unlock()
 
-	i := newInitiator(p, id)
-	err = i.dial(ctx, &par)
+	i, err := p.initiate(ctx, id, &par)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err != nil {

@@ -243,7 +243,7 @@ func (i *initiator) Close() error {
 	i.end(fault.Closed, nil)
 	i.wg.Wait()
 	i.p.mu.Lock()
-	if i.p.initiators[i.id] == i {
+	if i.p.initiators[i.id] == poster(i) {
 		delete(i.p.initiators, i.id)
 	}
 	i.p.mu.Unlock()

@@ -70,6 +70,9 @@ func (c *copier) copy(dst, src *memory, pieces []piece, stream bool) error {
 			c.steps = append(c.steps, copykernel.Step{Dst: dst.base + uintptr(x.dst), Src: src.base + uintptr(x.src), N: uintptr(x.len)})
 		}
 		err := copykernel.Copy(c.steps, stream)
+		if err == nil { // errors.As would allocate
+			return nil
+		}
 		if f := (*copykernel.Fault)(nil); errors.As(err, &f) {
 			return memoryFault(f.Source, f)
 		}
@@ -81,6 +84,29 @@ func (c *copier) copy(dst, src *memory, pieces []piece, stream bool) error {
 		}
 	}
 	return nil
+}
+
+// span moves a chunk of an operation inside this process.
+func (c *copier) span(x *part, s *span, stream bool) error {
+	dst, src, write := &x.w.region.access, &x.own.access, x.kind == rdma.OpWrite
+	if !write {
+		dst, src = src, dst
+	}
+	cut, off, n := c.cut[:0], s.off, s.n
+	for i := s.first; n > 0; i++ {
+		r := &x.ranges[i]
+		k := min(r.Len-off, n)
+		if k == 0 {
+			continue
+		}
+		if write {
+			cut = append(cut, piece{r.Remote + off, r.Local + off, k})
+		} else {
+			cut = append(cut, piece{r.Local + off, r.Remote + off, k})
+		}
+		n, off = n-k, 0
+	}
+	return c.copy(dst, src, cut, stream)
 }
 
 // copyProcess moves one piece of which at least one side is another process's memory.

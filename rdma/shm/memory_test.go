@@ -211,25 +211,6 @@ func TestHugePages(t *testing.T) {
 	eventually(t, "the peer's mapping to go", func() bool { return mappingsOf(t, fd) == 1 })
 }
 
-// TestBothSidesInOneProvider: two clients of one daemon.
-func TestBothSidesInOneProvider(t *testing.T) {
-	n := newNode(t, Options{})
-	tgt, ini := connect(t, n, n, 3)
-	src, dst := fabrictest.Alloc(t, 4<<20, 0), fabrictest.Alloc(t, 4<<20, 0)
-	p := &pair{a: n, b: n, ini: ini, tgt: tgt, src: src, dst: dst, srcR: register(t, n, src.Host("s")), dstR: register(t, n, dst.Host("d"))}
-	kw, kr := p.grant(t, rdma.AccessWrite, 0), p.grant(t, rdma.AccessRead, 0)
-	for id := uint64(1); id < 40; id += 2 {
-		fabrictest.Fill(src.Bytes(), fabrictest.ClassSource, id)
-		require.Zero(t, p.do(t, write(kw, id, p.srcR, rdma.Range{Len: 4 << 20})).Status)
-		require.Empty(t, fabrictest.Diff(src.Bytes(), dst.Bytes()))
-		fabrictest.Fill(dst.Bytes(), fabrictest.ClassSource, id+1)
-		require.Zero(t, p.do(t, read(kr, id+1, p.srcR, rdma.Range{Len: 4 << 20})).Status)
-		require.Empty(t, fabrictest.Diff(src.Bytes(), dst.Bytes()))
-	}
-	require.NoError(t, tgt.Fence(kr))
-	assert.Equal(t, fault.StaleKey, p.do(t, read(kr, 99, p.srcR, rdma.Range{Len: 1})).Status)
-}
-
 // TestRegionCloseUnmapsAtThePeer: memory that a client takes away does not live on in the other daemon.
 func TestRegionCloseUnmapsAtThePeer(t *testing.T) {
 	p := newPair(t, 1<<20, Options{}, Options{})

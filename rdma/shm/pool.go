@@ -71,12 +71,16 @@ type pool struct {
 	mu         sync.Mutex
 	wake       sync.Cond
 	head, tail *task
+	offered    jobQueue
+	jobsTurn   bool      // a job goes before a task
+	copiers    []*copier // of those who call Move
+	workers    int
 	stopped    bool
 	wg         sync.WaitGroup
 }
 
 func newPool(workers int) *pool {
-	p := &pool{}
+	p := &pool{workers: workers}
 	p.wake.L = &p.mu
 	for range workers {
 		p.wg.Go(p.work)
@@ -91,6 +95,9 @@ func (p *pool) stop() {
 	p.wake.Broadcast()
 	p.mu.Unlock()
 	p.wg.Wait()
+	for _, c := range p.copiers {
+		c.close()
+	}
 }
 
 func (p *pool) push(t *task) {
@@ -135,13 +142,23 @@ func (p *pool) work() {
 	defer c.close()
 	for {
 		p.mu.Lock()
-		for p.head == nil && !p.stopped {
+		for p.head == nil && p.offered.head == nil && !p.stopped {
 			p.wake.Wait()
+		}
+		if j := p.nextJob(); j != nil {
+			p.mu.Unlock()
+			j.work(c, turn)
+			j.release()
+			continue
 		}
 		t := p.head
 		if t == nil {
+			over := p.stopped
 			p.mu.Unlock()
-			return
+			if over {
+				return
+			}
+			continue
 		}
 		if p.head = t.next; p.head == nil {
 			p.tail = nil

@@ -26,11 +26,18 @@ type Provider struct {
 	mu         sync.Mutex
 	closed     bool
 	targets    map[rdma.SessionID]*target
-	initiators map[rdma.SessionID]*initiator // nil while it connects
-	ended      chan struct{}                 // Close is done
+	initiators map[rdma.SessionID]poster // nil while it connects
+	ended      chan struct{}             // Close is done
 }
 
 var _ rdma.Provider = (*Provider)(nil)
+
+// poster is the initiating side of a session of either kind.
+type poster interface {
+	rdma.Initiator
+	cancelRegion(r *region)
+	withdraw(r *region)
+}
 
 // New makes a provider that listens at Options.Path. It fails with InvalidArgument for an option outside its range and with
 // ConfigInvalid when it cannot listen there.
@@ -39,7 +46,7 @@ func New(opt Options) (*Provider, error) {
 	if err := opt.validate(); err != nil {
 		return nil, err
 	}
-	p := &Provider{opt: opt, events: eventqueue.New(), targets: map[rdma.SessionID]*target{}, initiators: map[rdma.SessionID]*initiator{},
+	p := &Provider{opt: opt, events: eventqueue.New(), targets: map[rdma.SessionID]*target{}, initiators: map[rdma.SessionID]poster{},
 		ended: make(chan struct{})}
 	ln, err := p.listen()
 	if err != nil {
@@ -83,7 +90,7 @@ func (p *Provider) enter() bool {
 }
 
 // sessions lists what is there. A session that is added later looks at the caller's mark itself.
-func (p *Provider) sessions() (ts []*target, is []*initiator) {
+func (p *Provider) sessions() (ts []*target, is []poster) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, t := range p.targets {

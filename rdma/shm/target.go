@@ -16,7 +16,8 @@ type target struct {
 	secret secret
 
 	// Under the session's lock.
-	reserved bool // a connection has the session's place
+	reserved bool   // a connection, or an initiator of this process, has the session's place
+	local    *local // that initiator; then there are neither pages nor a socket
 	lastKey  rdma.Key
 	windows  map[rdma.Key]*window // the open ones
 	slots    []uint32             // those that are free, the one that has been free for longest first
@@ -155,7 +156,7 @@ func (t *target) Grant(w rdma.Window) (rdma.Key, error) {
 	if err != nil {
 		return 0, err
 	}
-	if w.Access == rdma.AccessRead && t.readWindows() >= windowSlots {
+	if w.Access == rdma.AccessRead && t.local == nil && t.readWindows() >= windowSlots {
 		return 0, fault.New(fault.ResourceExhausted, "grant", "the session has its %d windows for reading", windowSlots)
 	}
 	t.lastKey++
@@ -249,8 +250,11 @@ func (t *target) end(why fault.Code, cause error) {
 		t.p.events.Push(rdma.Event{Kind: rdma.EventDown, Status: why, Session: t.id})
 	}
 	t.room.Broadcast()
-	conn := t.conn
+	conn, inside := t.conn, t.local
 	t.mu.Unlock()
+	if inside != nil {
+		inside.end(fault.PeerLost)
+	}
 	if conn != nil {
 		_ = conn.Close()
 	}

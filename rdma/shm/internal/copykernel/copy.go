@@ -10,9 +10,12 @@ import (
 const (
 	// StreamFrom is the number of bytes of a whole transfer from which its copies stream.
 	StreamFrom = 256 << 10
-	// streamMin is the shortest step that streams: at 4 KiB both ways take the same time (BenchmarkCopy), and from 8 KiB on
-	// streaming wins by a quarter and more.
-	streamMin = 8 << 10
+	// streamMin is the shortest step that streams.
+	streamMin = 512
+	// aheadMax is the longest step during which the next one is fetched.
+	aheadMax = 8 << 10
+	// line is a cache line's length.
+	line = 64
 )
 
 // Step is one piece of a copy. Dst and Src are addresses of mapped memory outside the Go heap; they do not overlap.
@@ -52,7 +55,11 @@ func Copy(steps []Step, stream bool) (err error) {
 	for at = range steps {
 		s := &steps[at]
 		if stream && s.N >= streamMin {
-			streamCopy(s.Dst, s.Src, s.N)
+			next := s.Src
+			if at+1 < len(steps) {
+				next = steps[at+1].Src
+			}
+			stream1(s, next)
 		} else if s.N > 0 {
 			copy(bytes(s.Dst, s.N), bytes(s.Src, s.N))
 		}
@@ -61,6 +68,24 @@ func Copy(steps []Step, stream bool) (err error) {
 		storeFence()
 	}
 	return nil
+}
+
+// stream1 streams one step. What does not fill a cache line at its ends is stored plainly.
+func stream1(s *Step, next uintptr) {
+	dst, src, n := s.Dst, s.Src, s.N
+	if head := -dst % line; head > 0 {
+		copy(bytes(dst, head), bytes(src, head))
+		dst, src, n = dst+head, src+head, n-head
+	}
+	whole := n &^ (line - 1)
+	if whole <= aheadMax {
+		streamAhead(dst, src, whole, next)
+	} else {
+		streamCopy(dst, src, whole)
+	}
+	if n > whole {
+		copy(bytes(dst+whole, n-whole), bytes(src+whole, n-whole))
+	}
 }
 
 // fault makes an error of a panic, and goes on with one that is no fault of the step's memory.
