@@ -319,7 +319,7 @@ func (e *Engine) Evict(ctx context.Context, id ClientID, cacheID uint64, blocks 
 // ownUse refuses blocks that a transfer of the client itself holds. One that has given them back is waited for: its end is
 // told before the blocks are evicted, and who has heard of it is not refused.
 func (e *Engine) ownUse(ctx context.Context, op string, ca *cache, blocks []uint32) error {
-	named := newBlockSet(blocks)
+	named := layout.SetOf(ca.geometry.NumBlocks, blocks)
 	var telling []*transfer
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -327,7 +327,7 @@ func (e *Engine) ownUse(ctx context.Context, op string, ca *cache, blocks []uint
 		if p.cache != ca {
 			continue
 		}
-		b, ok := named.first(p.blocks)
+		b, ok := named.First(p.blocks)
 		switch {
 		case !ok:
 		case !p.gaveBack:

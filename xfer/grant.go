@@ -7,6 +7,7 @@ import (
 	"github.com/kvxfer/kvxfer/internal/wire"
 	"github.com/kvxfer/kvxfer/rdma"
 	"github.com/kvxfer/kvxfer/xfer/blockdb"
+	"github.com/kvxfer/kvxfer/xfer/layout"
 )
 
 // permit is what every permission has: a lease on blocks to write, and an offer.
@@ -160,37 +161,16 @@ func (e *Engine) Renew(id ClientID, r wire.Renew) error {
 
 // touching lists the permissions on a cache that name one of the blocks.
 func (e *Engine) touching(ca *cache, blocks []uint32) []grant {
-	named := newBlockSet(blocks)
+	named := layout.SetOf(ca.geometry.NumBlocks, blocks)
 	var out []grant
 	for _, g := range e.allGrants() {
 		if p := g.terms(); p.cache == ca {
-			if _, ok := named.first(p.blocks); ok {
+			if _, ok := named.First(p.blocks); ok {
 				out = append(out, g)
 			}
 		}
 	}
 	return out
-}
-
-// blockSet is a set of a cache's blocks.
-type blockSet map[uint32]struct{}
-
-func newBlockSet(blocks []uint32) blockSet {
-	s := make(blockSet, len(blocks))
-	for _, b := range blocks {
-		s[b] = struct{}{}
-	}
-	return s
-}
-
-// first finds the first of blocks that is in the set.
-func (s blockSet) first(blocks []uint32) (block uint32, ok bool) {
-	for _, b := range blocks {
-		if _, ok := s[b]; ok {
-			return b, true
-		}
-	}
-	return 0, false
 }
 
 // takeBack revokes permissions and returns when they are fenced.

@@ -196,17 +196,3 @@ func (p *transfer) waitsForProvider(k *look, row *wire.TransferRow) *wire.Waitin
 	w.Peer = p.ticket.Node
 	return w
 }
-
-// load is what a transfer has with the provider: operations posted, parts queued; and the operations of all transfers on the
-// link.
-func (q *outQueue) load(p *transfer) (operations, queued, depth int) {
-	if q == nil {
-		return 0, 0, 0
-	}
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if o := q.of[p]; o != nil {
-		operations, queued = len(o.flying), len(o.parts)
-	}
-	return operations, queued, q.flying
-}

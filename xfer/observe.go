@@ -99,16 +99,3 @@ func (m *metrics) linked(e *Engine) (up []linkCount, queues [][]*outQueue) {
 	}
 	return up, queues
 }
-
-// depth counts the operations that are posted, and those that what waits will be.
-func (q *outQueue) depth() (posted, waiting int) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	for _, o := range q.of {
-		for i := range o.parts {
-			most := uint64(o.p.plan.most())
-			waiting += int((uint64(o.parts[i].count) + most - 1) / most)
-		}
-	}
-	return q.flying, waiting
-}

@@ -1,12 +1,11 @@
 package xfer
 
 import (
-	"slices"
 	"sync"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/rdma"
-	"github.com/kvxfer/kvxfer/xfer/protocol"
+	"github.com/kvxfer/kvxfer/xfer/fair"
 )
 
 // What one operation carries at most. A frame of the tcp provider describes up to 256 ranges, and 1 MiB is where the
@@ -17,155 +16,145 @@ const (
 	opBatch  = 16 // operations in one Post
 )
 
-// outQueue turns the parts of all transfers on a link into operations, a transfer in turn, and posts them as far as the
-// provider's window goes.
+// What an operation and a range of it cost besides their bytes, in bytes that could have moved meanwhile. Measured: pieces of
+// 4 KiB over TCP take about 0.2 us longer each than the same bytes in one piece.
+const (
+	opCost    = 4 << 10
+	rangeCost = 1 << 10
+)
+
+// What may be in flight on a link, as costs. A provider takes what it has in order, so this is what stands before a small
+// transfer: bulkWindow is two milliseconds of 4 GB/s. Four operations of opBytes in flight are enough for full speed on any host
+// path; a device that is faster by ten has ten times the window in a round trip, which is shorter by as much.
+const (
+	bulkWindow = 8 << 20
+	fullWindow = 2 * bulkWindow
+	smallLeft  = 512 << 10 // 64 blocks of 4 KiB in two planes, with what they cost besides their bytes
+	quantum    = 256 << 10
+	smallShare = 3
+)
+
+func queueLimits(c rdma.Caps) fair.Limits {
+	return fair.Limits{Quantum: quantum, Small: smallLeft, Window: fullWindow, Bulk: max(1, min(bulkWindow, c.MaxInFlightLen/2)),
+		Ops: c.MaxInFlight, BulkOps: c.MaxInFlight - c.MaxInFlight/8, Share: smallShare}
+}
+
+// source is who has operations to post on a link. A transfer is one (outtransfer.go); whoever else posts on links is another, and
+// then takes turns with transfers and is found by its completions, without another line here. The queue calls all but
+// ended and lost under its lock: they must not call it back, block or allocate for each operation.
+type source interface {
+	fair.Source
+	// place is the source's own sender, and payer whose turn it takes.
+	place() *sender
+	payer() *client
+	// take makes the next operation, but for its ID; dst has room for the ranges. The part comes back in the other calls.
+	take(dst []rdma.Range) (rdma.Op, outPart)
+	// giveBack makes the part the next one again: the provider did not take it.
+	giveBack(outPart)
+	// drop gives up what was not posted and returns it.
+	drop() []outPart
+	// waiting is how many operations are not posted.
+	waiting() int
+	// ended takes the completion of an operation. It comes once for each that was posted, without a lock.
+	ended(outPart, *rdma.Event)
+	// lost takes the end of a part that was not posted and was not dropped by its source. It comes without a lock.
+	lost(outPart, fault.Code)
+}
+
+// outPart is (layer, first, count) of a transfer; to the queue only a name.
+type outPart struct{ layer, first, count uint32 }
+
+// sender is a source's place in a queue. It is known to the queue while it has something queued or in flight.
+type sender struct {
+	src    source
+	flow   fair.Flow[*client]
+	newest uint32 // slot, plus 1; 0: none
+	flying int
+}
+
+// outQueue posts the operations of all sources on a link as far as the windows go, in the order that package fair decides.
 type outQueue struct {
 	e    *Engine
 	link Link
 	init rdma.Initiator
 	caps rdma.Caps
 
-	mu     sync.Mutex
-	turn   []*outParts // transfers with parts to post, in turn
-	of     map[*transfer]*outParts
-	slots  []slot
-	free   []uint32
-	flying int
-	bytes  uint64 // of what is flying
-	closed bool
-	ended  bool                  // the session said so before the link did
-	ranges [opBatch][]rdma.Range // scratch; Post copies
-	ops    [opBatch]rdma.Op
-}
-
-// outPart is (layer, first, count) of a transfer.
-type outPart struct {
-	layer, first, count uint32
-	run                 *post // of a prepared transfer: the post that it belongs to
-}
-
-// outParts is what a transfer has in the queue.
-type outParts struct {
-	p       *transfer
-	parts   []outPart
-	flying  map[uint32]struct{} // its slots
-	waiting bool                // it stands in turn
-}
-
-// slot is a posted operation; its index and age make the operation's id.
-type slot struct {
-	owner *outParts
-	part  outPart
-	bytes uint64
-	age   uint32
+	mu      sync.Mutex
+	order   *fair.Queue[*client]
+	senders map[*sender]struct{}
+	slots   slots
+	closed  bool
+	ended   bool                  // the session said so before the link did
+	ranges  [opBatch][]rdma.Range // scratch; Post copies
+	ops     [opBatch]rdma.Op
 }
 
 func newOutQueue(e *Engine, link Link, init rdma.Initiator, caps rdma.Caps) *outQueue {
-	return &outQueue{e: e, link: link, init: init, caps: caps, of: map[*transfer]*outParts{}}
+	return &outQueue{e: e, link: link, init: init, caps: caps, order: fair.New[*client](queueLimits(caps)), senders: map[*sender]struct{}{}}
 }
 
-// add queues a part and posts what fits. The caller holds the transfer's lock.
-func (q *outQueue) add(p *transfer, layer, first, count uint32) {
-	q.mu.Lock()
-	o := q.of[p]
-	if o == nil {
-		o = &outParts{p: p, flying: map[uint32]struct{}{}}
-		q.of[p] = o
-	}
-	o.parts = append(o.parts, outPart{layer: layer, first: first, count: count})
-	if !o.waiting {
-		o.waiting = true
-		q.turn = append(q.turn, o)
-	}
-	failed := q.pump()
-	q.mu.Unlock()
-	q.fail(failed)
+// post takes notice that a source has more, and posts what fits. The caller holds q.mu.
+func (q *outQueue) post(s *sender) (failed []failure) {
+	q.update(s)
+	return q.pump()
 }
 
-// addPost queues a post of a prepared transfer and posts what fits. The caller holds the posts' lock.
-func (q *outQueue) addPost(p *transfer, parts []outPart, run *post) {
-	q.mu.Lock()
-	o := q.of[p]
-	if o == nil {
-		o = &outParts{p: p, flying: map[uint32]struct{}{}}
-		q.of[p] = o
+// update looks at a source again. The caller holds q.mu.
+func (q *outQueue) update(s *sender) {
+	if !s.flow.Joined() {
+		q.order.Join(&s.flow, s.src.payer(), s.src)
+		q.senders[s] = struct{}{}
 	}
-	for _, x := range parts {
-		x.run = run
-		o.parts = append(o.parts, x)
+	q.order.Update(&s.flow)
+	if s.flying == 0 && s.src.Next() == 0 {
+		q.order.Leave(&s.flow)
+		delete(q.senders, s)
 	}
-	if !o.waiting {
-		o.waiting = true
-		q.turn = append(q.turn, o)
-	}
-	failed := q.pump()
-	q.mu.Unlock()
-	q.fail(failed)
 }
 
-// cancel takes a transfer's parts out of the queue and cancels its posted operations, whose completions follow. It
-// returns the parts that were never posted.
-func (q *outQueue) cancel(p *transfer) []outPart {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	o := q.of[p]
-	if o == nil {
+// abandon takes what a source has not posted and cancels what it has, whose completions follow. The caller holds q.mu.
+func (q *outQueue) abandon(s *sender) []outPart {
+	if !s.flow.Joined() {
 		return nil
 	}
-	parts := o.parts
-	o.parts = nil
-	if len(o.flying) == 0 {
-		delete(q.of, p)
-		return parts
+	parts := s.src.drop()
+	q.update(s)
+	if s.flying > 0 {
+		q.init.Cancel(q.slots.ids(s)...)
 	}
-	ids := make([]uint64, 0, len(o.flying))
-	for i := range o.flying {
-		ids = append(ids, opID(i, q.slots[i].age))
-	}
-	q.init.Cancel(ids...)
 	return parts
 }
 
-func opID(slot, age uint32) uint64 { return uint64(age)<<32 | uint64(slot) }
-
 // failure is a part that ends without a completion of the provider.
 type failure struct {
-	p    *transfer
+	src  source
 	part outPart
 	code fault.Code
 }
 
-// fail tells transfers about parts that could not be posted; the callers hold no queue lock but perhaps a transfer's own.
+// fail tells sources about parts that could not be posted; the callers hold no queue lock but perhaps a transfer's own.
 func (q *outQueue) fail(parts []failure) {
 	if len(parts) == 0 {
 		return
 	}
 	q.e.wg.Go(func() {
 		for _, f := range parts {
-			if f.part.run != nil {
-				f.part.run.partEnded(f.part, f.code, false)
-				continue
-			}
-			f.p.step(protocol.TransferEvent{Kind: protocol.TransferCompletion, Layer: f.part.layer, First: f.part.first, Count: f.part.count, Code: f.code})
+			f.src.lost(f.part, f.code)
 		}
 	})
 }
 
 // pump posts until the window is full or nothing is left. The caller holds q.mu.
 func (q *outQueue) pump() (failed []failure) {
-	for !q.closed && len(q.turn) > 0 {
-		n, full := q.build()
-		if n == 0 && full {
+	for !q.closed {
+		n := q.build()
+		if n == 0 {
 			return failed
 		}
-		if n == 0 {
-			continue
-		}
 		posted, err := q.init.Post(q.ops[:n])
-		for i := n - 1; i >= posted; i-- { // not taken: back to the front of its transfer's parts
-			s := uint32(q.ops[i].ID)
-			o, part := q.slots[s].owner, q.slots[s].part
-			q.release(s)
+		for i := n - 1; i >= posted; i-- { // not taken: back to the front of its source's parts
+			s, part, flight := q.slots.release(uint32(q.ops[i].ID))
+			q.order.Undo(&s.flow, flight)
 			if i == posted && err != nil {
 				code := fault.CodeOf(err)
 				if code == fault.Closed {
@@ -175,112 +164,56 @@ func (q *outQueue) pump() (failed []failure) {
 					q.ended = true
 					q.e.wg.Go(func() { q.link.Close(fault.New(fault.PeerLost, "session", "the payload session ended")) })
 				}
-				failed = append(failed, failure{o.p, part, code})
-				continue
+				failed = append(failed, failure{s.src, part, code})
+			} else {
+				s.src.giveBack(part)
 			}
-			o.parts = slices.Insert(o.parts, 0, part)
-			q.of[o.p] = o // release may have dropped it
-			if !o.waiting {
-				o.waiting = true
-				q.turn = append(q.turn, o)
-			}
+			q.update(s)
 		}
 		if posted < n && err == nil {
 			return failed
 		}
 	}
-	if q.closed {
-		failed = append(failed, q.drainParts()...)
-	}
-	return failed
+	return append(failed, q.drain()...)
 }
 
-// build makes up to opBatch operations, taking transfers in turn, and returns their number. It stops where the provider's
-// window is full: what Post would refuse would be worked out for every completion again.
-func (q *outQueue) build() (n int, full bool) {
-	for n < opBatch && len(q.turn) > 0 {
-		o := q.turn[0]
-		if len(o.parts) == 0 {
-			o.waiting = false
-			q.turn = q.turn[1:]
-			continue
+// build makes up to opBatch operations and returns their number.
+func (q *outQueue) build() (n int) {
+	for n < opBatch {
+		// What Post would refuse would be worked out for every completion again.
+		if q.slots.flying > 0 && q.slots.bytes >= q.caps.MaxInFlightLen {
+			break
 		}
-		p := o.p
-		part := &o.parts[0]
-		count := min(part.count, p.plan.most())
-		bytes := p.plan.bytes(part.layer, part.first, count)
-		if q.flying > 0 && (q.flying >= q.caps.MaxInFlight || q.bytes+bytes > q.caps.MaxInFlightLen) {
-			return n, true
+		flow, flight := q.order.Pick()
+		if flow == nil {
+			break
 		}
-		q.turn = q.turn[1:]
-		take := outPart{part.layer, part.first, count, part.run}
-		part.first += count
-		if part.count -= count; part.count == 0 {
-			o.parts = o.parts[1:]
-		}
-		if o.waiting = len(o.parts) > 0; o.waiting {
-			q.turn = append(q.turn, o)
-		}
-		q.ranges[n] = p.plan.append(q.ranges[n][:0], take.layer, take.first, count)
-		q.ops[n] = rdma.Op{Kind: p.opKind(), ID: q.acquire(o, take, bytes), Local: p.region.inner[p.ls.provider], Remote: p.key,
-			Ranges: q.ranges[n], Tag: p.plan.tag(take.layer, take.first, count)}
+		s := flow.Source().(source).place()
+		op, part := s.src.take(q.ranges[n][:0])
+		q.ranges[n] = op.Ranges
+		op.ID = q.slots.acquire(s, part, op.Bytes(), flight)
+		q.ops[n] = op
+		q.order.Update(&s.flow)
 		n++
 	}
-	return n, false
+	return n
 }
 
-func (q *outQueue) acquire(o *outParts, part outPart, bytes uint64) uint64 {
-	var i uint32
-	if n := len(q.free); n > 0 {
-		i, q.free = q.free[n-1], q.free[:n-1]
-	} else {
-		i = uint32(len(q.slots))
-		q.slots = append(q.slots, slot{})
-	}
-	q.slots[i].owner, q.slots[i].part, q.slots[i].bytes = o, part, bytes
-	o.flying[i] = struct{}{}
-	q.flying++
-	q.bytes += bytes
-	return opID(i, q.slots[i].age)
-}
-
-func (q *outQueue) release(i uint32) {
-	s := &q.slots[i]
-	delete(s.owner.flying, i)
-	if len(s.owner.flying) == 0 && len(s.owner.parts) == 0 {
-		delete(q.of, s.owner.p)
-	}
-	s.owner = nil
-	s.age++
-	q.free = append(q.free, i)
-	q.flying--
-	q.bytes -= s.bytes
-}
-
-// completed takes a completion of the provider, tells its transfer and posts what fits now.
+// completed takes a completion of the provider, tells its source and posts what fits now.
 func (q *outQueue) completed(ev *rdma.Event) {
 	q.mu.Lock()
-	i, age := uint32(ev.Op), uint32(ev.Op>>32)
-	if int(i) >= len(q.slots) || q.slots[i].owner == nil || q.slots[i].age != age {
+	if !q.slots.posted(ev.Op) {
 		q.mu.Unlock()
 		q.e.o.Logger.Error("completion of an unknown operation", "session", uint64(ev.Session))
 		return
 	}
-	p, part := q.slots[i].owner.p, q.slots[i].part
-	q.release(i)
+	s, part, flight := q.slots.release(uint32(ev.Op))
+	q.order.Done(flight)
+	q.update(s)
 	failed := q.pump()
-	over := q.closed && q.flying == 0
+	over := q.closed && q.slots.flying == 0
 	q.mu.Unlock()
-	p.ls.metrics.completed(p, ev)
-	code := ev.Status
-	if code == fault.Closed { // this node closes a session only when its link has ended
-		code = fault.PeerLost
-	}
-	if part.run != nil {
-		part.run.partEnded(part, code, ev.Wrote)
-	} else {
-		p.step(protocol.TransferEvent{Kind: protocol.TransferCompletion, Layer: part.layer, First: part.first, Count: part.count, Code: code, Wrote: ev.Wrote})
-	}
+	s.src.ended(part, ev)
 	q.fail(failed)
 	if over {
 		q.e.dropSession(ev.Session)
@@ -292,23 +225,30 @@ func (q *outQueue) completed(ev *rdma.Event) {
 func (q *outQueue) shut() bool {
 	q.mu.Lock()
 	q.closed = true
-	failed := q.drainParts()
-	over := q.flying == 0
+	failed := q.drain()
+	over := q.slots.flying == 0
 	q.mu.Unlock()
 	q.fail(failed)
 	return over
 }
 
-func (q *outQueue) drainParts() (failed []failure) {
-	for _, o := range q.of {
-		for _, part := range o.parts {
-			failed = append(failed, failure{o.p, part, fault.PeerLost})
+// drain gives up everything that was not posted. The caller holds q.mu.
+func (q *outQueue) drain() (failed []failure) {
+	for s := range q.senders {
+		for _, part := range s.src.drop() {
+			failed = append(failed, failure{s.src, part, fault.PeerLost})
 		}
-		o.parts = nil
-		if len(o.flying) == 0 {
-			delete(q.of, o.p)
-		}
+		q.update(s)
 	}
-	q.turn = nil
 	return failed
+}
+
+// depth counts the operations that are posted, and those that what waits will be.
+func (q *outQueue) depth() (posted, waiting int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for s := range q.senders {
+		waiting += s.src.waiting()
+	}
+	return q.slots.flying, waiting
 }

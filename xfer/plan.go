@@ -13,6 +13,9 @@ type plan interface {
 	most() uint32
 	// bytes is the sum of count pieces of a layer from first on.
 	bytes(layer, first, count uint32) uint64
+	// cost is what moving them takes, see opCost: of pieces that one operation carries. size is the sum of all.
+	cost(layer, first, count uint32) uint64
+	size() uint64
 	// append adds their ranges to dst.
 	append(dst []rdma.Range, layer, first, count uint32) []rdma.Range
 	// tag names them to the target.
@@ -37,6 +40,15 @@ func newBlockPlan(caps rdma.Caps, local, remote layout.Geometry, localIDs, remot
 func (b *blockPlan) most() uint32 { return b.opPieces }
 func (b *blockPlan) bytes(_, _, count uint32) uint64 {
 	return uint64(count) * b.local.Layout.PieceBytes()
+}
+func (b *blockPlan) cost(_, _, count uint32) uint64 {
+	l := b.local.Layout
+	return opCost + uint64(count)*(l.PieceBytes()+l.Planes()*rangeCost)
+}
+func (b *blockPlan) size() uint64 {
+	l, blocks := b.local.Layout, uint32(len(b.localIDs))
+	ops := (blocks + b.opPieces - 1) / b.opPieces
+	return uint64(l.Layers) * (b.cost(0, 0, blocks) + uint64(ops-1)*opCost)
 }
 func (b *blockPlan) append(dst []rdma.Range, layer, first, count uint32) []rdma.Range {
 	return layout.Ranges(dst, b.local, b.remote, b.localIDs, b.remoteIDs, layer, first, count)
@@ -98,6 +110,12 @@ func newRangePlan(list []rdma.Range, providers []rdma.Provider) (*rangePlan, boo
 func (p *rangePlan) pieces() uint32              { return uint32(len(p.sums)) }
 func (p *rangePlan) most() uint32                { return 1 }
 func (p *rangePlan) bytes(_, i, _ uint32) uint64 { return p.sums[i] }
+func (p *rangePlan) cost(_, i, _ uint32) uint64 {
+	return opCost + p.sums[i] + uint64(p.cuts[i+1]-p.cuts[i])*rangeCost
+}
+func (p *rangePlan) size() uint64 {
+	return uint64(len(p.sums))*opCost + p.total + uint64(len(p.ranges))*rangeCost
+}
 func (p *rangePlan) append(dst []rdma.Range, _, i, _ uint32) []rdma.Range {
 	return append(dst, p.ranges[p.cuts[i]:p.cuts[i+1]]...)
 }

@@ -64,6 +64,13 @@ type post struct {
 	moved           uint64 // bytes
 	code            fault.Code
 	wrote           bool
+
+	// Under the lock of the link's queue; see outpost.go.
+	sender
+	token    int    // the next operation is of this token,
+	skip     uint32 // behind so many of its pieces
+	back     []outPart
+	unposted uint64 // cost
 }
 
 // unsaid is a failed post whose end is told with the transfer's.
@@ -140,10 +147,10 @@ func (s *posts) begin(g *Posting, x wire.Post, now rdma.Instant) (ended bool) {
 		return true
 	}
 	r := s.take()
-	*r = post{s: s, g: g, cookie: x.Cookie, begun: now, deadline: deadline, left: s.pieces}
+	*r = post{s: s, g: g, cookie: x.Cookie, begun: now, deadline: deadline, left: s.pieces, sender: sender{src: r}, back: r.back[:0], unposted: s.p.plan.size()}
 	s.running = append(s.running, r)
 	s.arm(deadline)
-	s.p.ls.out.addPost(s.p, s.tokens, r) // under the lock, so that stop finds either no post or all of its parts
+	s.p.ls.out.addPost(r) // under the lock, so that stop finds either no post or all of its parts
 	s.mu.Unlock()
 	return false
 }
@@ -342,10 +349,14 @@ func (s *posts) stop(code fault.Code) []protocol.TransferEvent {
 	if s.idle() {
 		return s.back()
 	}
-	if len(s.running) > 0 {
-		s.p.e.wg.Go(func() { // parts come back through partEnded, which may need the transfer's lock
-			for _, x := range s.p.ls.out.cancel(s.p) {
-				x.run.partEnded(x, code, false)
+	for _, r := range s.running {
+		parts := s.p.ls.out.cancelPost(r)
+		if len(parts) == 0 {
+			continue
+		}
+		s.p.e.wg.Go(func() { // which may need the transfer's lock
+			for _, x := range parts {
+				r.partEnded(x, code, false)
 			}
 		})
 	}

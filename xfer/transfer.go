@@ -58,6 +58,7 @@ type transfer struct {
 	handle  uint64
 	key     rdma.Key
 	plan    plan
+	out     *outTransfer // under the lock of the link's out queue
 	note    []byte
 	bytes   uint64       // whose placement is confirmed
 	cause   *fault.Error // the richest account of the failure that was heard

@@ -14,6 +14,7 @@
 //     TestRangesAgreeWithNaiveModel
 //   - ranges that touch on both sides are merged up to the limit: TestRangesMerge
 //   - bounds allow exactly the leased blocks' bytes: TestBoundsAgreeWithNaiveModel
+//   - a set holds what was added, whichever form it has, in memory that follows its blocks: TestSetAgreesWithMap, TestSetIsBounded
 //   - a mismatch names the first differing field by its wire name: TestCompareNamesTheField
 //   - arithmetic never overflows for a layout that Validate accepts: TestValidateBoundsTheArithmetic
 package layout

@@ -42,15 +42,14 @@ func (g Geometry) CheckBlocks(op string, blocks []uint32) error {
 	if len(blocks) == 0 || uint64(len(blocks)) > uint64(g.NumBlocks) {
 		return fault.Invalid(op, "blocks", "%d block ids, allowed 1..%d", len(blocks), g.NumBlocks)
 	}
-	seen := make([]uint64, (uint64(g.NumBlocks)+63)/64)
+	seen := NewSet(g.NumBlocks, len(blocks))
 	for i, b := range blocks {
 		if b >= g.NumBlocks {
 			return fault.Invalid(op, "blocks", "blocks[%d] is %d, allowed 0..%d", i, b, g.NumBlocks-1)
 		}
-		if seen[b/64]&(1<<(b%64)) != 0 {
+		if !seen.Add(b) {
 			return fault.Invalid(op, "blocks", "blocks[%d] names block %d a second time", i, b)
 		}
-		seen[b/64] |= 1 << (b % 64)
 	}
 	return nil
 }
@@ -86,16 +85,13 @@ type Bounds struct {
 	plane  uint64 // bytes of a plane
 	block  uint64 // bytes of a block in a plane
 	total  uint64
-	blocks []uint64 // bitmap
+	blocks *Set
 }
 
 // NewBounds makes the bounds of a checked block list.
 func NewBounds(g Geometry, blocks []uint32) *Bounds {
-	b := &Bounds{block: g.Layout.PlaneBlockBytes(), total: g.Bytes(), blocks: make([]uint64, (uint64(g.NumBlocks)+63)/64)}
+	b := &Bounds{block: g.Layout.PlaneBlockBytes(), total: g.Bytes(), blocks: SetOf(g.NumBlocks, blocks)}
 	b.plane = b.block * uint64(g.NumBlocks)
-	for _, x := range blocks {
-		b.blocks[x/64] |= 1 << (x % 64)
-	}
 	return b
 }
 
@@ -112,7 +108,7 @@ func (b *Bounds) Allows(off, length uint64) bool {
 		return false
 	}
 	for i, last := in/b.block, (in+length-1)/b.block; i <= last; i++ {
-		if b.blocks[i/64]&(1<<(i%64)) == 0 {
+		if !b.blocks.Has(uint32(i)) {
 			return false
 		}
 	}

@@ -33,6 +33,7 @@
 //     TestRefusedReleaseWaitsForItsReason
 //   - every machine ends, whatever the order of events: TestRandomHistoriesEnd
 //   - what a transfer and a lease say is missing is what is missing: TestMissingAgainstNaiveModel
+//   - ranges of pieces are set and counted 64 at a time, and mean the same: TestRangesOfBitsAgreeWithSingleOnes
 //   - Clone and AppendKey say all that decides what comes: TestKeysMeanTheFuture
 //
 // What the machines promise together, with memory, crashes and a bad network around them, is looked for by xfer/explore.

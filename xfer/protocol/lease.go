@@ -204,12 +204,7 @@ func (l *Lease) arrival(out []LeaseEffect, e LeaseEvent) []LeaseEffect {
 		return l.end(out, fault.ProtocolViolation)
 	}
 	base := uint64(layer) * uint64(l.blocks)
-	var fresh uint32
-	for i := first; i < first+count; i++ {
-		if l.pieces.set(base + uint64(i)) {
-			fresh++
-		}
-	}
+	fresh := l.pieces.setRange(base+uint64(first), uint64(count))
 	if fresh == 0 {
 		return out
 	}

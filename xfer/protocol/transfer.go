@@ -224,13 +224,12 @@ func (p *Transfer) layer(out []TransferEffect, e TransferEvent) []TransferEffect
 		return p.fail(out, e.Now, fault.InvalidArgument)
 	}
 	base := uint64(e.Layer) * uint64(p.blocks)
-	for i := e.First; i < e.First+count; i++ {
-		if !p.asked.set(base + uint64(i)) {
-			// Which bytes were meant is unknown.
-			p.detail = fmt.Sprintf("layer %d, position %d was handed over twice", e.Layer, i)
-			return p.fail(out, e.Now, fault.InvalidArgument)
-		}
+	if again := p.asked.count(base+uint64(e.First), uint64(count)); again > 0 {
+		// Which bytes were meant is unknown.
+		p.detail = fmt.Sprintf("layer %d, positions [%d, +%d): %d of them were handed over before", e.Layer, e.First, count, again)
+		return p.fail(out, e.Now, fault.InvalidArgument)
 	}
+	p.asked.setRange(base+uint64(e.First), uint64(count))
 	p.askedCount += uint64(count)
 	x := part{e.Layer, e.First, count}
 	if p.phase == TransferBinding {
