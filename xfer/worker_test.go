@@ -66,7 +66,7 @@ type worker struct {
 	whenFree   map[uint64]func()                 // called once, by the engine's goroutine, at that moment
 	whenHolder map[uint64]func(wire.HolderEvent) // by lease: called with each holder's end
 	prepared   map[uint64]wire.PreparedEvent
-	onEvent    func()                            // called by the engine's goroutine with each end
+	onEvent    func() // called by the engine's goroutine with each end
 }
 
 func newWorker(t testing.TB, nd *node, name string, l layout.Layout, blocks uint32) *worker {
