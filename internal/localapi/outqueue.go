@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kvxfer/kvxfer/internal/sendnow"
+	"github.com/kvxfer/kvxfer/internal/rawsock"
 	"github.com/kvxfer/kvxfer/internal/wire"
 )
 
@@ -59,7 +59,7 @@ type outQueue struct {
 	left  bool   // what there is to write is the writer's: the socket was full
 	batch []byte // what is being written
 	spare []byte
-	now   sendnow.Sender
+	now   rawsock.Sender
 }
 
 func newOutQueue(conn *net.UnixConn, lim Limits, fail func(error)) *outQueue {

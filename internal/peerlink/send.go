@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
-	"github.com/kvxfer/kvxfer/internal/sendnow"
+	"github.com/kvxfer/kvxfer/internal/rawsock"
 	"github.com/kvxfer/kvxfer/internal/wire"
 )
 
@@ -21,7 +21,7 @@ type sendq struct {
 	bytes   int       // theirs
 	flushBy time.Time // set when the link is down and what is queued may still leave
 
-	now     sendnow.Sender
+	now     rawsock.Sender
 	prompt  bool // now may be used: the link was started, and its connection takes bytes as they are
 	left    bool // what there is to write is the writer's
 	writing bool // somebody writes: batch, rest and buf are its own

@@ -1,4 +1,4 @@
-package sendnow
+package rawsock
 
 import (
 	"bytes"
@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 // stream is what the daemon's sockets are: both ends of one connection.
@@ -67,39 +68,43 @@ func TestSendTakesWhatFits(t *testing.T) {
 	}
 }
 
-func TestSendAllocatesNothing(t *testing.T) {
-	p := pairs(t)["unix"]
-	var s Sender
-	require.NoError(t, s.Init(p[0]))
-	b, into := make([]byte, 64), make([]byte, 64)
-	require.Zero(t, testing.AllocsPerRun(100, func() {
-		n, err := s.Send(b)
-		if n != len(b) || err != nil {
-			t.Fatal(n, err)
-		}
-		_, _ = io.ReadFull(p[1], into)
-	}))
-}
-
-func TestDeadlinesDoNotConcernIt(t *testing.T) {
+func TestDeadlines(t *testing.T) {
 	for name, p := range pairs(t) {
 		t.Run(name, func(t *testing.T) {
 			var s Sender
+			var r Receiver
 			require.NoError(t, s.Init(p[0]))
+			require.NoError(t, r.Init(p[0]))
 			require.NoError(t, p[0].SetDeadline(time.Unix(1, 0)))
 			n, err := s.Send([]byte("late"))
+			require.NoError(t, err)
+			require.Equal(t, 4, n)
+			_, err = r.Read(make([]byte, 1))
+			require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+			require.NoError(t, p[0].SetDeadline(time.Time{}))
+			_, err = p[1].Write([]byte("back"))
+			require.NoError(t, err)
+			n, err = r.Read(make([]byte, 9))
 			require.NoError(t, err)
 			require.Equal(t, 4, n)
 		})
 	}
 }
 
-func TestClosedIsAnError(t *testing.T) {
+func TestClosed(t *testing.T) {
 	for name, p := range pairs(t) {
 		t.Run(name, func(t *testing.T) {
 			var s Sender
+			var r Receiver
 			require.NoError(t, s.Init(p[0]))
+			require.NoError(t, r.Init(p[0]))
+			ended := make(chan error, 1)
+			go func() {
+				_, err := r.Read(make([]byte, 1))
+				ended <- err
+			}()
 			require.NoError(t, p[1].Close())
+			require.ErrorIs(t, <-ended, io.EOF)
 			require.Eventually(t, func() bool { // over TCP the reset must have come first
 				_, err := s.Send([]byte("x"))
 				return err != nil
@@ -107,6 +112,36 @@ func TestClosedIsAnError(t *testing.T) {
 			require.NoError(t, p[0].Close())
 			_, err := s.Send([]byte("x"))
 			require.Error(t, err)
+			_, err = r.Read(make([]byte, 1))
+			require.Error(t, err)
 		})
+	}
+}
+
+func TestReceiveDescriptors(t *testing.T) {
+	p := pairs(t)["unix"]
+	var r Receiver
+	require.NoError(t, r.Init(p[1]))
+	f, err := os.Open(os.DevNull)
+	require.NoError(t, err)
+	defer func() { _ = f.Close() }()
+	_, _, err = p[0].(*net.UnixConn).WriteMsgUnix([]byte("two"), unix.UnixRights(int(f.Fd()), int(f.Fd())), nil)
+	require.NoError(t, err)
+	b, oob := make([]byte, 16), make([]byte, unix.CmsgSpace(4*4))
+	n, oobn, flags, err := r.Receive(b, oob)
+	require.NoError(t, err)
+	require.Equal(t, "two", string(b[:n]))
+	require.Zero(t, flags&unix.MSG_CTRUNC)
+	msgs, err := unix.ParseSocketControlMessage(oob[:oobn])
+	require.NoError(t, err)
+	require.Len(t, msgs, 1)
+	fds, err := unix.ParseUnixRights(&msgs[0])
+	require.NoError(t, err)
+	require.Len(t, fds, 2)
+	for _, fd := range fds {
+		how, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
+		require.NoError(t, err)
+		assert.NotZero(t, how&unix.FD_CLOEXEC)
+		require.NoError(t, unix.Close(fd))
 	}
 }

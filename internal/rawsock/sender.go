@@ -1,4 +1,4 @@
-package sendnow
+package rawsock
 
 import "syscall"
 
@@ -9,7 +9,7 @@ type Sender struct {
 	try func(fd uintptr) // bound once, so that a call allocates nothing
 	b   []byte
 	n   int
-	err error
+	err syscall.Errno
 }
 
 // Init prepares a sender for a stream socket. It fails where the connection gives no access to its descriptor.
@@ -28,22 +28,18 @@ func (s *Sender) Send(b []byte) (n int, err error) {
 		s.b = b[n:]
 		err = s.raw.Control(s.try) // not Write, which waits and heeds deadlines
 		s.b = nil
-		if err == nil {
-			err = s.err
-		}
-		switch err { //nolint:errorlint // errno as the kernel gave it
-		case nil:
-			n += s.n
-		case syscall.EINTR:
-		case syscall.EAGAIN:
-			return n, nil
-		default:
+		switch {
+		case err != nil:
 			return n, err
+		case s.err == 0:
+			n += s.n
+		case s.err == syscall.EAGAIN:
+			return n, nil
+		case s.err != syscall.EINTR:
+			return n, s.err
 		}
 	}
 	return n, nil
 }
 
-// once relies on the descriptor's being a poller's, which never blocks. It is syscall's call, since the race detector knows that
-// one to order what comes before it and what comes after the other side's read.
-func (s *Sender) once(fd uintptr) { s.n, s.err = syscall.Write(int(fd), s.b) }
+func (s *Sender) once(fd uintptr) { s.n, s.err = send(fd, s.b) }
