@@ -91,7 +91,7 @@ type Engine struct {
 	asking  atomic.Int64  // answers to TRACE
 }
 
-// New starts an engine: one goroutine a provider.
+// New starts an engine: one goroutine a provider that does not bring its events itself.
 func New(o Options) *Engine {
 	if o.Limits == (Limits{}) {
 		o.Limits = DefaultLimits
@@ -107,6 +107,10 @@ func New(o Options) *Engine {
 	e.idle = sync.NewCond(&e.mu)
 	e.metrics = newMetrics(e, o.Meter)
 	for _, p := range o.Providers {
+		if d, ok := p.(rdma.Deliverer); ok { // spares the hand-over to another goroutine
+			d.Deliver(e.events)
+			continue
+		}
 		e.wg.Go(func() { e.poll(p) })
 	}
 	return e

@@ -462,9 +462,13 @@ func (e *Engine) poll(p rdma.Provider) {
 			}
 			continue
 		}
-		for i := range events[:n] {
-			e.event(&events[i])
-		}
+		e.events(events[:n])
+	}
+}
+
+func (e *Engine) events(all []rdma.Event) {
+	for i := range all {
+		e.event(&all[i])
 	}
 }
 
