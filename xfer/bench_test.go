@@ -14,7 +14,7 @@ import (
 // lease, push, every layer, finish, until both sides' events have come. Both nodes are in this process, so allocations
 // are those of the two together.
 func BenchmarkPush(b *testing.B) {
-	for _, c := range []struct{ blocks, layers uint32 }{{64, 4}, {64, 32}, {1024, 4}, {1024, 32}} {
+	for _, c := range []struct{ blocks, layers uint32 }{{1, 1}, {64, 4}, {64, 32}, {1024, 4}, {1024, 32}} {
 		b.Run(fmt.Sprintf("blocks=%d/layers=%d", c.blocks, c.layers), func(b *testing.B) {
 			l := layout.Layout{Layers: c.layers, KVHeads: 2, HeadDim: 32, DType: "float16", BlockTokens: 16, Order: layout.HND, TPSize: 1}
 			net := newNetwork(b, "prefill", "decode")

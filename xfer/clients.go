@@ -306,6 +306,11 @@ func (e *Engine) Evict(ctx context.Context, id ClientID, cacheID uint64, blocks 
 	if err := e.takeBack(ctx, op, e.touching(ca, blocks)); err != nil {
 		return err
 	}
+	return ca.evict(op, blocks)
+}
+
+// evict makes committed blocks FREE that no permission names.
+func (ca *cache) evict(op string, blocks []uint32) error {
 	ca.mu.Lock()
 	defer ca.mu.Unlock()
 	for _, b := range blocks {
@@ -319,23 +324,11 @@ func (e *Engine) Evict(ctx context.Context, id ClientID, cacheID uint64, blocks 
 // ownUse refuses blocks that a transfer of the client itself holds. One that has given them back is waited for: its end is
 // told before the blocks are evicted, and who has heard of it is not refused.
 func (e *Engine) ownUse(ctx context.Context, op string, ca *cache, blocks []uint32) error {
-	named := layout.SetOf(ca.geometry.NumBlocks, blocks)
-	var telling []*transfer
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for _, p := range e.transfers {
-		if p.cache != ca {
-			continue
-		}
-		b, ok := named.First(p.blocks)
-		switch {
-		case !ok:
-		case !p.gaveBack:
-			return &fault.Error{Code: fault.BlocksBusy, Op: op, Region: ca.name, Field: "blocks",
-				Detail: fmt.Sprintf("block %d is held by transfer %s of this client: cancel it first", b, hex16(p.transferID))}
-		default:
-			telling = append(telling, p)
-		}
+	telling, err := e.ownUsers(op, ca, blocks)
+	if err != nil {
+		return err
 	}
 	told := func() bool {
 		for _, p := range telling {
@@ -350,4 +343,28 @@ func (e *Engine) ownUse(ctx context.Context, op string, ca *cache, blocks []uint
 		return fault.From(op, ctx.Err())
 	}
 	return nil
+}
+
+// ownUsers lists the client's own transfers with these blocks that have given them back and whose end is being told; one that
+// has not is BlocksBusy. The caller holds e.mu.
+func (e *Engine) ownUsers(op string, ca *cache, blocks []uint32) (telling []*transfer, err error) {
+	var named *layout.Set
+	for _, p := range e.transfers {
+		if p.cache != ca {
+			continue
+		}
+		if named == nil {
+			named = layout.SetOf(ca.geometry.NumBlocks, blocks)
+		}
+		b, ok := named.First(p.blocks)
+		switch {
+		case !ok:
+		case !p.gaveBack:
+			return nil, &fault.Error{Code: fault.BlocksBusy, Op: op, Region: ca.name, Field: "blocks",
+				Detail: fmt.Sprintf("block %d is held by transfer %s of this client: cancel it first", b, hex16(p.transferID))}
+		default:
+			telling = append(telling, p)
+		}
+	}
+	return telling, nil
 }

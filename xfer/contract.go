@@ -59,6 +59,12 @@ type Dialer interface {
 	Dial(ctx context.Context, ref PeerRef) (Link, error)
 }
 
+// LinkFinder is a Dialer that knows which links there are.
+type LinkFinder interface {
+	// Linked is the link that Dial would return without waiting; false: there is none, or Dial would refuse.
+	Linked(ref PeerRef) (Link, bool)
+}
+
 // DialWatcher is a Dialer that says how far it is.
 type DialWatcher interface {
 	// Dialing tells of the attempt under way to reach a peer; false: there is none.

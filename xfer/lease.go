@@ -246,10 +246,16 @@ func (l *lease) extend(deadline rdma.Instant) {
 	}
 }
 
-// fence runs outside the lock: it may wait for a system call in progress.
+// fence ends the window here where nobody has to be waited for, else outside the lock.
 func (l *lease) fence(code fault.Code) {
 	target, key := l.bound.ls.link.Target(), l.bound.key
 	done, counted := l.spans.fencing(&l.permit, code), l.e.metrics.fencing(l.e, l.bound.ls.metrics)
+	if tryFence(target, key) {
+		done(nil)
+		counted(nil)
+		l.queue = append(l.queue, protocol.LeaseEvent{Kind: protocol.LeaseFenced, OK: true})
+		return
+	}
 	l.e.wg.Go(func() {
 		err := target.Fence(key)
 		if err != nil {
@@ -259,6 +265,12 @@ func (l *lease) fence(code fault.Code) {
 		counted(err)
 		l.step(protocol.LeaseEvent{Kind: protocol.LeaseFenced, OK: err == nil})
 	})
+}
+
+// tryFence says whether a window is fenced without anybody's having waited; if not it is to be fenced.
+func tryFence(t rdma.Target, k rdma.Key) bool {
+	f, ok := t.(rdma.TryFencer)
+	return ok && f.TryFence(k)
 }
 
 func (l *lease) commit() {

@@ -281,11 +281,17 @@ func (h *holder) arm(deadline rdma.Instant) {
 	h.stop = h.o.e.o.Clock.AfterFunc(deadline, h.o.tick)
 }
 
-// fence runs outside the lock: it may wait for a system call in progress.
+// fence ends a holder's window here where nobody has to be waited for, else outside the lock.
 func (o *offer) fence(h *holder, code fault.Code) {
 	target, key := h.bind.ls.link.Target(), h.bind.key
 	h.moved = o.e.o.Clock.Now()
 	done, counted := h.spans.fencing(&o.permit, code), o.e.metrics.fencing(o.e, h.bind.ls.metrics)
+	if tryFence(target, key) {
+		done(nil)
+		counted(nil)
+		o.queue = append(o.queue, protocol.OfferEvent{Kind: protocol.OfferFenced, Holder: h.id, OK: true})
+		return
+	}
 	o.e.wg.Go(func() {
 		err := target.Fence(key)
 		if err != nil {

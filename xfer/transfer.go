@@ -138,8 +138,6 @@ func (e *Engine) start(id ClientID, p *transfer, timeoutMillis int64, who wire.T
 	}
 	p.m = protocol.NewTransfer(kind, layers, pieces, p.deadline)
 
-	dial, cancel := context.WithTimeout(e.ctx, time.Duration(timeoutMillis)*time.Millisecond)
-	p.cancelDial = cancel
 	p.mu.Lock() // events wait until the own memory is taken
 	defer p.mu.Unlock()
 	e.mu.Lock()
@@ -153,7 +151,6 @@ func (e *Engine) start(id ClientID, p *transfer, timeoutMillis int64, who wire.T
 	}
 	e.mu.Unlock()
 	if err != nil {
-		cancel()
 		return wire.PushInfo{}, err
 	}
 	if err := take(); err != nil {
@@ -168,7 +165,13 @@ func (e *Engine) start(id ClientID, p *transfer, timeoutMillis int64, who wire.T
 	p.traceID = info.TraceID
 	p.stops = append(p.stops, e.o.Clock.AfterFunc(p.deadline, p.tick))
 	ready()
-	e.wg.Go(func() { p.connect(dial, cancel) }) // before the lock is dropped: while the transfer runs, Close waits
+	if link, ok := e.linked(p.peerRef()); ok {
+		p.bind(link)
+	} else {
+		dial, cancel := context.WithTimeout(e.ctx, time.Duration(timeoutMillis)*time.Millisecond)
+		p.cancelDial = cancel
+		e.wg.Go(func() { p.connect(dial, cancel) }) // before the lock is dropped: while the transfer runs, Close waits
+	}
 	info.Transfer, info.TransferID = p.id, hex16(p.transferID)
 	return info, nil
 }
@@ -203,10 +206,18 @@ func (p *transfer) handOver(layers uint32) {
 	}
 }
 
-// connect finds the link and sends BIND.
+// linked is the link to a peer where there is one.
+func (e *Engine) linked(ref PeerRef) (Link, bool) {
+	f, ok := e.o.Dialer.(LinkFinder)
+	if !ok {
+		return nil, false
+	}
+	return f.Linked(ref)
+}
+
+// connect makes the link and sends BIND.
 func (p *transfer) connect(ctx context.Context, cancel context.CancelFunc) {
 	defer cancel()
-	g := p.ticket
 	p.mu.Lock()
 	ref := p.peerRef()
 	p.mu.Unlock()
@@ -215,12 +226,17 @@ func (p *transfer) connect(ctx context.Context, cancel context.CancelFunc) {
 		p.refused(p.noLink(err))
 		return
 	}
-	ls := p.e.state(link)
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.bind(link)
+}
+
+// bind sends BIND. The caller holds p.mu.
+func (p *transfer) bind(link Link) {
 	if p.m.Phase() != protocol.TransferBinding {
 		return
 	}
+	g, ls := &p.ticket, p.e.state(link)
 	if ls == nil || !ls.addBinding(p.id, p) {
 		p.run(protocol.TransferEvent{Kind: protocol.TransferPeerLost})
 		return
@@ -422,7 +438,9 @@ func (p *transfer) giveBack(code fault.Code) {
 
 // forget takes the transfer out of every table; a late BOUND still finds it and is answered with ABORT.
 func (p *transfer) forget() {
-	p.cancelDial()
+	if p.cancelDial != nil {
+		p.cancelDial()
+	}
 	for _, stop := range p.stops {
 		stop()
 	}

@@ -9,7 +9,7 @@ import (
 
 // Engine is what the server needs of xfer.Engine.
 //
-// The calls that the queue makes for one client (RegisterRegion to Lease, and Push) never overlap. PushLayer,
+// The calls that are made for one client in their turn (RegisterRegion to Lease, and Push) never overlap. PushLayer,
 // PushFinish, PushCancel and Revoke may come beside them, and so may what waits for other nodes: Lookup, Open and
 // LeaseInstance. ClientGone is the client's last call: the context of a call
 // in progress is cancelled, and ClientGone follows when it has returned; so a call that waits must heed its context.
@@ -24,6 +24,8 @@ type Engine interface {
 	DropCache(ctx context.Context, c xfer.ClientID, cache uint64) error
 	Blocks(c xfer.ClientID, cache uint64) (wire.BlocksInfo, []byte, error)
 	Evict(ctx context.Context, c xfer.ClientID, cache uint64, blocks []uint32) error
+	// TryEvict is Evict where nothing has to be waited for; not done: nothing was changed.
+	TryEvict(c xfer.ClientID, cache uint64, blocks []uint32) (done bool, err error)
 	Lease(ctx context.Context, c xfer.ClientID, r wire.LeaseRequest, blocks []uint32) (wire.LeaseInfo, error)
 	Revoke(c xfer.ClientID, lease uint64) error
 	Push(c xfer.ClientID, r wire.PushRequest, blocks []uint32) (wire.PushInfo, error)

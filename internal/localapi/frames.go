@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/internal/rawsock"
 	"github.com/kvxfer/kvxfer/internal/wire"
 )
 
@@ -19,12 +20,13 @@ const readBuffer = 32 << 10
 // each group of descriptors is kept with the stretch of the stream that its read covered, and belongs to the frame that
 // begins in this stretch and says so in its header. A group that no frame can claim any more is a violation.
 type frameReader struct {
-	conn   *net.UnixConn
+	in     rawsock.Receiver
 	buf    []byte
 	r, w   int    // buf[r:w] is read and not consumed
 	pos    uint64 // offset in the stream of buf[r]
 	groups []fdGroup
 	oob    []byte
+	broken error // the connection was closed before it was read
 	header [wire.HeaderSize]byte
 }
 
@@ -39,7 +41,9 @@ type fdGroup struct {
 }
 
 func newFrameReader(conn *net.UnixConn) *frameReader {
-	return &frameReader{conn: conn, buf: make([]byte, readBuffer), oob: make([]byte, unix.CmsgSpace(4*int(wire.LocalLimits.FDs)))}
+	f := &frameReader{buf: make([]byte, readBuffer), oob: make([]byte, unix.CmsgSpace(4*int(wire.LocalLimits.FDs)))}
+	f.broken = f.in.Init(conn)
+	return f
 }
 
 // errLostFDs comes with a frame whose descriptors could not be received; the stream goes on behind it.
@@ -98,7 +102,10 @@ func (f *frameReader) Read(p []byte) (int, error) {
 
 // receive reads bytes that begin at offset low of the stream.
 func (f *frameReader) receive(p []byte, low uint64) (int, error) {
-	n, oobn, flags, _, err := f.conn.ReadMsgUnix(p, f.oob) // sets MSG_CMSG_CLOEXEC
+	if f.broken != nil {
+		return 0, f.broken
+	}
+	n, oobn, flags, err := f.in.Receive(p, f.oob)
 	fds, parseErr := rights(f.oob[:oobn])
 	// The kernel gives as many as this process may have, and the buffer has room for a frame's most.
 	lost := flags&unix.MSG_CTRUNC != 0 && len(fds) < int(wire.LocalLimits.FDs)

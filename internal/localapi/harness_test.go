@@ -207,6 +207,15 @@ func (e *fakeEngine) Evict(ctx context.Context, c xfer.ClientID, cache uint64, b
 	return nil
 }
 
+func (e *fakeEngine) TryEvict(c xfer.ClientID, cache uint64, blocks []uint32) (bool, error) {
+	defer e.queued(c)()
+	if e.evict != nil {
+		return false, nil
+	}
+	e.note(c, "evict %d %v", cache, blocks)
+	return true, nil
+}
+
 func (e *fakeEngine) Lease(_ context.Context, c xfer.ClientID, r wire.LeaseRequest, blocks []uint32) (wire.LeaseInfo, error) {
 	defer e.queued(c)()
 	e.note(c, "lease %d %v", r.Cache, blocks)

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvxfer/kvxfer/internal/rawsock"
 	"github.com/kvxfer/kvxfer/internal/wire"
 )
 
@@ -33,28 +34,38 @@ func (t *tally) add(o tally) {
 	t.bytes += o.bytes
 }
 
-// outQueue holds what was not yet written to a client. Whatever has gathered while one write ran goes out in the next.
+// outQueue holds what was not yet written to a client. Who queues a frame also writes it, as far as the socket takes it
+// without waiting: to wake a goroutine for that would take longer than the write. What the socket does not take is the writer
+// goroutine's, and whatever has gathered while one write ran goes out in the next.
 type outQueue struct {
 	conn *net.UnixConn
 	lim  Limits
 	fail func(error) // called without the lock, at most once from each goroutine that finds the failure
 
 	mu      sync.Mutex
-	change  sync.Cond // more to write, less unsent, or stopped
+	change  sync.Cond // something for the writer
+	less    sync.Cond // less is unsent, or stopped
 	buf     []byte    // for the next write
 	held    []byte    // events that wait for an answer
 	holding bool
 	inBuf   tally
 	inHeld  tally
-	flying  tally     // in the writer's hands
+	flying  tally     // in the hands of who writes
 	stopped bool      // takes nothing more
 	ending  bool      // the writer returns when buf is empty
 	lastBy  time.Time // when ending: what is not written by then is lost
+
+	busy  bool   // somebody writes: batch, spare and now are its own
+	left  bool   // what there is to write is the writer's: the socket was full
+	batch []byte // what is being written
+	spare []byte
+	now   rawsock.Sender
 }
 
 func newOutQueue(conn *net.UnixConn, lim Limits, fail func(error)) *outQueue {
 	q := &outQueue{conn: conn, lim: lim, fail: fail}
-	q.change.L = &q.mu
+	q.change.L, q.less.L = &q.mu, &q.mu
+	q.left = q.now.Init(conn) != nil // the connection is closed, as the writer will find
 	return q
 }
 
@@ -92,12 +103,12 @@ func (q *outQueue) append(size int, put func([]byte) []byte) {
 	if q.holding {
 		q.held = put(q.held)
 		q.inHeld.add(t)
-	} else {
-		q.buf = put(q.buf)
-		q.inBuf.add(t)
-		q.change.Broadcast()
+		q.mu.Unlock()
+		return
 	}
-	q.mu.Unlock()
+	q.buf = put(q.buf)
+	q.inBuf.add(t)
+	q.sendLocked()
 }
 
 // hold keeps events back until the next release: the answer that makes a lease or a transfer known to the client must
@@ -111,7 +122,6 @@ func (q *outQueue) hold() {
 // answer queues an answer; with release also the events that were held back, behind it.
 func (q *outQueue) answer(f wire.Frame, release bool) {
 	q.mu.Lock()
-	defer q.mu.Unlock()
 	if !q.stopped {
 		q.buf = wire.Append(q.buf, f)
 		q.inBuf.bytes += wire.HeaderSize + len(f.JSON) + len(f.Array)
@@ -121,24 +131,33 @@ func (q *outQueue) answer(f wire.Frame, release bool) {
 		q.inBuf.add(q.inHeld)
 		q.holding, q.held, q.inHeld = false, q.held[:0], tally{}
 	}
-	q.change.Broadcast()
+	q.sendLocked()
 }
 
 // room waits until another answer may be queued; false says that none is wanted any more.
 func (q *outQueue) room() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for !q.stopped && q.inBuf.bytes+q.inHeld.bytes+q.flying.bytes > answersAhead {
-		q.change.Wait()
+	for !q.stopped && !q.roomy() {
+		q.less.Wait()
 	}
 	return !q.stopped
 }
+
+// hasRoom says whether room would return at once.
+func (q *outQueue) hasRoom() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.stopped || q.roomy()
+}
+
+func (q *outQueue) roomy() bool { return q.inBuf.bytes+q.inHeld.bytes+q.flying.bytes <= answersAhead }
 
 // stop makes the queue take nothing more; what is in it can still be written by finish.
 func (q *outQueue) stop() {
 	q.mu.Lock()
 	q.stopped = true
-	q.change.Broadcast()
+	q.less.Broadcast()
 	q.mu.Unlock()
 }
 
@@ -153,40 +172,99 @@ func (q *outQueue) finish(last *wire.Frame, by time.Time) {
 		q.buf = nil // nobody is there to read it
 	}
 	_ = q.conn.SetWriteDeadline(by)
-	q.change.Broadcast()
+	q.change.Signal()
+	q.less.Broadcast()
+}
+
+// inTurn is how many writes somebody makes who came to queue one frame: what others add meanwhile is then the writer's.
+const inTurn = 4
+
+// sendLocked writes what is queued as far as that needs no waiting. mu is held and given up.
+func (q *outQueue) sendLocked() {
+	for n := 0; ; n++ {
+		switch {
+		case q.busy || len(q.buf) == 0: // who writes looks again
+			q.mu.Unlock()
+			return
+		case q.left || q.ending || n == inTurn:
+			q.left = true
+			q.change.Signal()
+			q.mu.Unlock()
+			return
+		}
+		q.take()
+		q.mu.Unlock()
+		sent, err := q.now.Send(q.batch)
+		q.mu.Lock()
+		if err == nil && sent < len(q.batch) {
+			q.batch = q.batch[sent:]
+			q.busy, q.left = false, true
+			q.change.Signal()
+			q.mu.Unlock()
+			return
+		}
+		q.written(err)
+		if err != nil {
+			q.mu.Unlock()
+			q.fail(err)
+			return
+		}
+	}
+}
+
+// take makes what is queued the batch of who writes. mu is held.
+func (q *outQueue) take() {
+	q.busy = true
+	q.batch, q.buf, q.spare = q.buf, q.spare[:0], nil
+	q.flying, q.inBuf = q.inBuf, tally{}
+}
+
+// written ends a turn of writing. mu is held.
+func (q *outQueue) written(err error) {
+	q.busy, q.flying = false, tally{}
+	switch {
+	case err != nil:
+		q.stopped, q.ending, q.buf, q.held = true, true, nil, nil
+	case cap(q.batch) <= keepBuffer:
+		q.spare = q.batch[:0]
+	}
+	q.batch = nil
+	if q.ending {
+		q.change.Signal()
+	}
+	q.less.Broadcast()
 }
 
 // write is the writer: it returns when the queue has ended or the socket has failed.
 func (q *outQueue) write() {
-	var spare []byte
 	for {
 		q.mu.Lock()
-		for len(q.buf) == 0 && !q.ending {
+		for q.busy || !q.left && !q.ending {
 			q.change.Wait()
 		}
-		if len(q.buf) == 0 {
+		if len(q.batch) == 0 && len(q.buf) == 0 {
+			if q.left = false; q.ending {
+				q.mu.Unlock()
+				return
+			}
 			q.mu.Unlock()
-			return
+			continue
 		}
-		batch := q.buf
-		q.buf, q.flying, q.inBuf = spare[:0], q.inBuf, tally{}
+		if len(q.batch) == 0 {
+			q.take()
+		}
+		q.busy = true
+		b := q.batch
 		q.mu.Unlock()
 
-		err := q.writeBatch(batch)
+		err := q.writeBatch(b)
 
 		q.mu.Lock()
-		q.flying = tally{}
-		if err != nil {
-			q.stopped, q.ending, q.buf, q.held = true, true, nil, nil
-		}
-		q.change.Broadcast()
+		q.written(err)
 		q.mu.Unlock()
 		if err != nil {
 			q.fail(err)
 			return
-		}
-		if spare = batch; cap(spare) > keepBuffer {
-			spare = nil
 		}
 	}
 }

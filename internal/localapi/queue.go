@@ -23,6 +23,7 @@ type requestQueue struct {
 	more   sync.Cond
 	items  []request
 	bytes  int
+	runs   bool // one that was popped
 	closed bool
 }
 
@@ -49,10 +50,18 @@ func (q *requestQueue) push(r request) error {
 	return nil
 }
 
-// pop waits for a request; false says that the queue is closed.
+// idle says whether nothing waits or runs. Only who pushes may rely on it.
+func (q *requestQueue) idle() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.items) == 0 && !q.runs && !q.closed
+}
+
+// pop says that the former request has ended, and waits for one; false says that the queue is closed.
 func (q *requestQueue) pop() (request, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	q.runs = false
 	for len(q.items) == 0 && !q.closed {
 		q.more.Wait()
 	}
@@ -63,6 +72,7 @@ func (q *requestQueue) pop() (request, bool) {
 	q.items[0] = request{}
 	q.items = q.items[1:]
 	q.bytes -= r.size()
+	q.runs = true
 	return r, true
 }
 

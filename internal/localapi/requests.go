@@ -72,6 +72,9 @@ func (c *client) dispatch(r request) error {
 		}
 		return nil
 	}
+	if c.atOnce(&r) {
+		return nil
+	}
 	if err := c.requests.push(r); err != nil {
 		closeAll(r.fds)
 		c.refuse(r.Request, err)

@@ -77,6 +77,7 @@ func (l *link) Target() rdma.Target { return l.target }
 func (l *link) start() {
 	go l.read()
 	go l.write()
+	l.begin()
 }
 
 // open tells the handler. It reports false when the link went down before: the handler then never hears of it.
@@ -204,10 +205,9 @@ func (l *link) tick() {
 		return
 	}
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	if l.err == nil && l.frames == 0 {
 		l.pings++
 		l.append(wire.Frame{Kind: wire.KindPing, Request: PingBit | l.pings})
-		l.wake.Signal()
 	}
+	l.sendLocked()
 }

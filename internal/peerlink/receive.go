@@ -4,8 +4,10 @@ import (
 	"bufio"
 	"errors"
 	"io"
+	"syscall"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/internal/rawsock"
 	"github.com/kvxfer/kvxfer/internal/wire"
 )
 
@@ -14,10 +16,24 @@ import (
 const PingBit = uint64(1) << 63
 
 // lifeReader notes that bytes came.
-type lifeReader struct{ l *link }
+type lifeReader struct {
+	l  *link
+	in io.Reader
+}
+
+// reader reads the link's connection. Over TLS the bytes are not those of the socket.
+func (l *link) reader() io.Reader {
+	if sc, ok := l.conn.(syscall.Conn); ok {
+		var r rawsock.Receiver
+		if r.Init(sc) == nil {
+			return lifeReader{l, &r}
+		}
+	}
+	return lifeReader{l, l.conn}
+}
 
 func (r lifeReader) Read(b []byte) (int, error) {
-	n, err := r.l.conn.Read(b)
+	n, err := r.in.Read(b)
 	if n > 0 {
 		r.l.heard.Store(true)
 	}
@@ -39,7 +55,7 @@ func (l *link) limits() wire.Limits {
 func (l *link) read() {
 	defer l.wg.Done()
 	l.busy.Store(false)
-	r := bufio.NewReaderSize(lifeReader{l}, 32<<10)
+	r := bufio.NewReaderSize(l.reader(), 32<<10)
 	lim := l.limits()
 	for {
 		f, err := wire.ReadFrame(r, lim)

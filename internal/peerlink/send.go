@@ -3,19 +3,31 @@ package peerlink
 import (
 	"math"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
+	"github.com/kvxfer/kvxfer/internal/rawsock"
 	"github.com/kvxfer/kvxfer/internal/wire"
 )
 
-// sendq is a link's queue of frames, under the link's mu.
+// sendq is a link's queue of frames, under the link's mu. Who queues a frame also writes it, as far as the connection takes it
+// without waiting: to wake the writer's goroutine for it would take longer than the write. What the connection does not take, large
+// frames and everything over TLS are the writer's.
 type sendq struct {
-	wake    sync.Cond
+	wake    sync.Cond // for the writer
 	queue   []wire.Frame
 	frames  int       // queued or being written
 	bytes   int       // theirs
 	flushBy time.Time // set when the link is down and what is queued may still leave
+
+	now     rawsock.Sender
+	prompt  bool // now may be used: the link was started, and its connection takes bytes as they are
+	left    bool // what there is to write is the writer's
+	writing bool // somebody writes: batch, rest and buf are its own
+	batch   []wire.Frame
+	rest    []byte // of batch, in buf
+	buf     []byte
 }
 
 func size(f *wire.Frame) int { return wire.HeaderSize + len(f.JSON) + len(f.Array) }
@@ -53,9 +65,97 @@ func (l *link) enqueue(f wire.Frame, maxBytes int) error {
 		return l.cause()
 	}
 	l.append(f)
+	l.sendLocked()
+	return nil
+}
+
+// begin says that reader and writer run: from now on frames leave.
+func (l *link) begin() {
+	l.mu.Lock()
+	if sc, ok := l.conn.(syscall.Conn); ok {
+		l.prompt = l.now.Init(sc) == nil
+	}
+	l.left = true // what was queued before
 	l.wake.Signal()
 	l.mu.Unlock()
-	return nil
+}
+
+// inTurn is how many writes somebody makes who came to queue one frame: what others add meanwhile is then the writer's.
+const inTurn = 4
+
+// sendLocked writes what is queued as far as that needs no waiting. mu is held and given up.
+func (l *link) sendLocked() {
+	for n := 0; ; n++ {
+		switch {
+		case l.writing || len(l.queue) == 0: // who writes looks again
+			l.mu.Unlock()
+			return
+		case !l.prompt || l.left || l.err != nil || n == inTurn || !l.small():
+			l.left = true
+			l.wake.Signal()
+			l.mu.Unlock()
+			return
+		}
+		l.take()
+		l.mu.Unlock()
+		b := l.buf[:0]
+		for i := range l.batch {
+			b = wire.Append(b, l.batch[i])
+		}
+		sent, err := l.now.Send(b)
+		l.mu.Lock()
+		l.buf, l.rest = b, b[sent:]
+		if err == nil && len(l.rest) > 0 {
+			l.writing, l.left = false, true
+			l.wake.Signal()
+			l.mu.Unlock()
+			return
+		}
+		l.written()
+		if err != nil {
+			l.mu.Unlock()
+			l.lost(err, "the peer takes no frames")
+			return
+		}
+	}
+}
+
+// small says whether what is queued goes into one write.
+func (l *link) small() bool {
+	n := 0
+	for i := range l.queue {
+		n += size(&l.queue[i])
+	}
+	return n <= writeChunk
+}
+
+// take makes what is queued the batch of who writes.
+func (l *link) take() {
+	l.writing = true
+	l.batch, l.queue = l.queue, l.batch[:0]
+}
+
+// written ends a turn of writing.
+func (l *link) written() {
+	n := 0
+	for i := range l.batch {
+		n += size(&l.batch[i])
+	}
+	if l.frames > 0 { // else the queue was dropped meanwhile
+		l.frames -= len(l.batch)
+		l.bytes -= n
+	}
+	l.writing, l.rest = false, nil
+	clear(l.batch)
+	if l.batch = l.batch[:0]; cap(l.batch) > maxSpare {
+		l.batch = nil
+	}
+	if cap(l.buf) > 2*writeChunk {
+		l.buf = nil
+	}
+	if l.err != nil { // the writer is to see to the end
+		l.wake.Signal()
+	}
 }
 
 // Frames are gathered up to writeChunk bytes; a larger array goes out from where it lies, in pieces of that size.
@@ -64,45 +164,44 @@ const writeChunk = 64 << 10
 // write is the writer's goroutine.
 func (l *link) write() {
 	defer l.wg.Done()
-	buf := make([]byte, 0, 4<<10)
-	var batch []wire.Frame
 	for {
 		l.mu.Lock()
-		for len(l.queue) == 0 && l.err == nil {
+		for l.writing || !l.left && l.err == nil {
 			l.wake.Wait()
 		}
-		if len(l.queue) == 0 { // down, and nothing may leave any more
-			last := !l.flushBy.IsZero()
+		if l.err != nil && l.flushBy.IsZero() { // nothing may leave any more
+			l.queue, l.rest = nil, nil
+		}
+		if len(l.rest) == 0 && len(l.queue) == 0 {
+			l.left = false
+			down, last := l.err != nil, !l.flushBy.IsZero()
 			l.mu.Unlock()
+			if !down {
+				continue
+			}
 			if last {
 				finishWrites(l.conn)
 			}
 			return
 		}
-		batch, l.queue = l.queue, batch[:0]
+		rest := l.rest
+		if l.writing = true; len(rest) == 0 {
+			l.take()
+		}
 		l.mu.Unlock()
 
-		err := l.writeBatch(&buf, batch)
+		var err error
+		if len(rest) > 0 {
+			err = l.writeAll(rest)
+		} else {
+			err = l.writeBatch(&l.buf, l.batch)
+		}
+		l.mu.Lock()
+		l.written()
+		l.mu.Unlock()
 		if err != nil {
 			l.lost(err, "the peer takes no frames")
 			return
-		}
-		n := 0
-		for i := range batch {
-			n += size(&batch[i])
-		}
-		l.mu.Lock()
-		if l.frames > 0 { // else the queue was dropped meanwhile
-			l.frames -= len(batch)
-			l.bytes -= n
-		}
-		l.mu.Unlock()
-		clear(batch)
-		if cap(batch) > maxSpare {
-			batch = nil
-		}
-		if cap(buf) > 2*writeChunk {
-			buf = make([]byte, 0, 4<<10)
 		}
 	}
 }

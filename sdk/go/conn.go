@@ -2,6 +2,7 @@ package kvxfer
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"sync"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/internal/pidfd"
+	"github.com/kvxfer/kvxfer/internal/rawsock"
 	"github.com/kvxfer/kvxfer/internal/wire"
 )
 
@@ -57,6 +59,8 @@ type connection struct {
 	closing    bool
 	scratch    [wire.HeaderSize + wire.LayerPartSize]byte
 	out        outgoing
+	now        rawsock.Sender
+	in         rawsock.Receiver // the reader's
 
 	work  chan struct{} // the queue has something
 	ended chan struct{} // closed: everything that waited for this connection has its error
@@ -81,6 +85,10 @@ func newConnection(path string, file *os.File, log *slog.Logger) (*connection, *
 		turn: make(chan struct{}, 1), exited: make(chan struct{})}
 	c.ctx, c.stop = context.WithCancel(context.Background())
 	c.out.try = c.sendOnce
+	if err := errors.Join(c.now.Init(file), c.in.Init(file)); err != nil {
+		_ = file.Close()
+		return nil, fault.From("connect", err)
+	}
 	return c, nil
 }
 

@@ -27,7 +27,7 @@ func (c *connection) lookAgain() {
 }
 
 func (c *connection) read() *fault.Error {
-	in := bufio.NewReaderSize(c.file, readBuffer)
+	in := bufio.NewReaderSize(&c.in, readBuffer)
 	limits := wire.LocalLimits
 	limits.FDs = 0 // no descriptor comes from a daemon
 	for {

@@ -78,7 +78,15 @@ func (c *connection) sendBytes(head, data []byte, fd int) *fault.Error {
 		return e
 	}
 	sent := 0
-	if len(c.queue) == 0 && !c.sendFailed {
+	switch {
+	case len(c.queue) > 0 || c.sendFailed:
+	case fd < 0 && len(data) == 0:
+		var err error
+		if sent, err = c.now.Send(head); err != nil { // as below
+			c.sendFailed = true
+			c.shutdown()
+		}
+	default:
 		c.out.head, c.out.data, c.out.oob = head, data, nil
 		if fd >= 0 {
 			c.out.oob = unix.UnixRights(fd)

@@ -54,7 +54,7 @@ Exit codes: 0 done; 1 failed, or bytes were wrong; 2 wrong usage.
 // Run executes `kvxfer bench` with the arguments after "bench" and returns the exit code.
 func Run(args []string, stdout, stderr io.Writer) int {
 	if len(args) > 0 && args[0] == workerName {
-		return work(args[1:], os.Stdin, stdout, stderr)
+		return work(args[1:], waiting(os.Stdin), stdout, stderr)
 	}
 	c := &command.Command{Name: "bench", Help: help, Stdout: stdout, Stderr: stderr}
 	r := &run{progress: stderr, seed: uint64(time.Now().UnixNano())}
