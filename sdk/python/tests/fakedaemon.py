@@ -369,7 +369,8 @@ class FakeDaemon:
         elif got.kind == PUSH_CANCEL and got.body["transfer"] in d.prepared:
             peer.transfer_ended(got.body["transfer"], error={"code": 29, "name": "Cancelled"})
         elif got.kind == RING:
-            d.rings.append(FakeRing(*got.fds, b["entries"]))
+            memory, doorbell, bell = got.fds
+            d.rings.append(FakeRing(memory, doorbell, bell, b["entries"]))
             peer.ok(got)
         elif got.kind == BLOCKS:
             body = {"total": 16, "leased": 1, "committed": 2, "revoking": 0, "held": 0}

@@ -378,7 +378,7 @@ class Cache(Registered):
 
         Raises:
             InvalidArgument: names the field, and the index of a wrong block id.
-            TicketInvalid, TicketBound, PeerUnreachable, ...: it could not be bound, as ``wait`` of a push tells.
+            TicketInvalid, TicketBound, PeerUnreachable, ...: it could not be bound.
             NotSupported: as for :meth:`write`; or the daemon is of a version without prepared lists.
             DeadlineExceeded: not bound in time (released=False); it is cancelled.
         """

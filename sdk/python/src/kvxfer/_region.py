@@ -198,7 +198,7 @@ class Region(Registered):
 
         Raises:
             InvalidArgument: names the field, and the index of a wrong range.
-            TicketInvalid, TicketBound, PeerUnreachable, ...: it could not be bound, as ``wait`` of a scatter tells.
+            TicketInvalid, TicketBound, PeerUnreachable, ...: it could not be bound.
             NotSupported: as for :meth:`writev`; or the daemon is of a version without prepared lists.
             DeadlineExceeded: not bound in time (released=False); it is cancelled.
         """
