@@ -149,8 +149,8 @@ def test_ends_that_nobody_asked_for(daemon: FakeDaemon, prepared: kvxfer.Prepare
     ring = daemon.rings[0]
     ring.on_post = lambda _p, cookie, _t: None
     post = prepared.post(timeout=60)
-    way = prepared._way
-    left = way.out.pop(post._cookie)
+    eventually(lambda: ring.posts)
+    left = prepared._way.out.pop(post._cookie)
     assert left is post
     ring.on_post = lambda _p, cookie, _t: (0, 0, 4096)
     ring.end(post._cookie)
