@@ -93,7 +93,10 @@ class Post:
             DeadlineExceeded: the time is over; with the caller's own time-out the post itself goes on.
             KvxferError: the typed error that it ended with.
         """
-        if self._status < 0 or self._way.conn.forked:
+        way = self._way
+        if way.conn.forked:
+            way.conn.check_fork()
+        if self._status < 0 and (timeout is not None or not way.wait(self, self._until)):
             self._await(timeout)
         if self._status == 0:
             return PostResult(self._bytes, self._nanos / 1e9)
@@ -110,7 +113,6 @@ class Post:
     # What follows is called by the SDK.
 
     def _await(self, timeout: float | None) -> None:
-        self._way.conn.check_fork()
         until = self._until
         if check_timeout("post", timeout) is not None:
             until = min(until, time.monotonic() + float(timeout))  # type: ignore[arg-type]
