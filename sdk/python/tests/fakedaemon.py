@@ -19,15 +19,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from fakering import FakeRing
+
 HEADER = struct.Struct("<4sBBHQIIH6s")
 HELLO, HELLO_OK, ERROR, OK, PING = 1, 2, 3, 4, 5
 REGISTER_REGION, DEREGISTER_REGION, REGISTER_CACHE, DROP_CACHE, BLOCKS, EVICT = range(0x10, 0x16)
 PUBLISH, LOOKUP, OPEN = range(0x16, 0x19)
 LEASE, REVOKE, RENEW, ADVERTISE = range(0x20, 0x24)
-PUSH, PUSH_LAYER, PUSH_FINISH, PUSH_CANCEL, PULL, SCATTER = range(0x30, 0x36)
+PUSH, PUSH_LAYER, PUSH_FINISH, PUSH_CANCEL, PULL, SCATTER, PREPARE, POST = range(0x30, 0x38)
 EVENT_LAYERS, EVENT_LEASE, EVENT_TRANSFER, EVENT_RELEASED, EVENT_HOLDER, EVENT_GRANTED = range(0x40, 0x46)
-SPANS, STATUS = 0x50, 0x51
-NO_REPLY = {PUSH_LAYER, PUSH_FINISH, PUSH_CANCEL, SPANS}
+EVENT_PREPARED, EVENT_POSTED = 0x46, 0x47
+SPANS, STATUS, RING = 0x50, 0x51, 0x58
+NO_REPLY = {PUSH_LAYER, PUSH_FINISH, PUSH_CANCEL, POST, SPANS}
 TICKET = "kvx1.secretsecretsecret"
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PARENT_ID = "b7ad6b7169203331"
@@ -125,6 +128,13 @@ class Peer:
         }
         self.send(EVENT_HOLDER, 0, body, note)
 
+    def prepared(self, transfer: int, **more: Any) -> None:
+        body = {"transfer": transfer, "provider": "shm", "provider_reason": "one host", "operations": 1}
+        self.send(EVENT_PREPARED, 0, {**body, "bytes": 4096, **more})
+
+    def posted(self, cookie: int, code: int = 0, wrote: bool = False, size: int = 4096) -> None:
+        self.send(EVENT_POSTED, 0, None, struct.pack("<QIIQQ", cookie, code, wrote, size, 1000))
+
     def granted(self, cache: int, *blocks: int, **more: Any) -> int:
         """Another process leased blocks; the lease's number."""
         lease = self.daemon.number()
@@ -157,12 +167,15 @@ class FakeDaemon:
     peers: list[Peer] = field(default_factory=list)
     holders: list[dict[str, Any]] = field(default_factory=list)
     unasked: list[str] = field(default_factory=list)
+    features: tuple[str, ...] = ("prepared",)
+    rings: list[FakeRing] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.changed = threading.Condition()
         self.running = threading.Event()  # cleared: it reads nothing any more, like a stopped process
         self.running.set()
         self.next_id = 100
+        self.prepared: set[int] = set()
         self.regions: dict[int, tuple[int, int, int]] = {}  # number -> fd, size, inode
         self.stopped = False
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -184,6 +197,8 @@ class FakeDaemon:
         os.unlink(self.path)
         for fd, _, _ in self.regions.values():
             os.close(fd)
+        for ring in self.rings:
+            ring.close()
 
     @property
     def peer(self) -> Peer:
@@ -290,6 +305,7 @@ class FakeDaemon:
                     "epoch": d.epoch,
                     "boot_id": "boot-1",
                     "process_watched": True,
+                    "optional": [f for f in d.features if f in b["optional"]],
                     "unknown_field": [1, {"a": None}],
                 },
             )
@@ -340,6 +356,22 @@ class FakeDaemon:
                     "sampled": True,
                 },
             )
+        elif got.kind == PREPARE:
+            number = d.number()
+            d.prepared.add(number)
+            peer.ok(got, {"transfer": number, "transfer_id": "cd" * 16, "trace_id": TRACE_ID})
+            peer.prepared(number)
+        elif got.kind == POST:
+            for _, cookie, _ in struct.iter_unpack("<QQQ", got.array):
+                peer.posted(cookie)
+        elif got.kind == PUSH_FINISH and got.body["transfer"] in d.prepared:
+            peer.transfer_ended(got.body["transfer"])
+        elif got.kind == PUSH_CANCEL and got.body["transfer"] in d.prepared:
+            peer.transfer_ended(got.body["transfer"], error={"code": 29, "name": "Cancelled"})
+        elif got.kind == RING:
+            memory, doorbell, bell = got.fds
+            d.rings.append(FakeRing(memory, doorbell, bell, b["entries"]))
+            peer.ok(got)
         elif got.kind == BLOCKS:
             body = {"total": 16, "leased": 1, "committed": 2, "revoking": 0, "held": 0}
             peer.ok(got, body, struct.pack("<IIQIIQIIQ", 3, 1, 9, 4, 2, 7, 5, 2, 8))

@@ -62,7 +62,7 @@ def test_frames_sent(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> Non
         client.status()
         cache.drop()
     kinds = {
-        "hello": fd.HELLO,
+        "hello_prepared": fd.HELLO,
         "region": fd.REGISTER_REGION,
         "lease": fd.LEASE,
         "revoke": fd.REVOKE,
@@ -130,6 +130,31 @@ def test_frames_of_reading_regions_instances_and_keys(
     }
     for name, got in sent.items():
         assert got.raw == GOLDEN[name], name
+
+
+def test_frames_of_prepared_lists(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_trace, "new_span_id", lambda: fd.PARENT_ID)
+    names: dict[str, Any] = {"transfer_id": "cd" * 16, "attempt": 2, "instance": "engine"}
+    for ring in (True, False):
+        with kvxfer.connect(daemon.path, ring=ring) as client:
+            daemon.next_id = 100
+            cache = client.allocate_cache("c0", model="m", layout=LAYOUT, num_blocks=16)
+            with cache.prepare([2, 1], to="kvx1.abc", timeout=20, **names) as prepared:
+                prepared.run(timeout=1.5)
+    (post,) = daemon.wait_for(fd.POST)
+    assert post.raw == GOLDEN["post"]
+    assert daemon.wait_for(fd.RING)[0].raw == GOLDEN["ring"]
+    (where, prepare) = daemon.wait_for(fd.PREPARE)[0], GOLDEN["prepare"]
+    assert where.raw[:32] == prepare[:32] and where.array == prepare[-8:]
+    (want,) = _wire.Parser().feed(prepare)
+    want_body = want.body()
+    assert list(where.body) == list(want_body)
+    assert 19_000 <= where.body.pop("timeout_ms") <= want_body.pop("timeout_ms")
+    assert where.body == want_body
+    (frame,) = _wire.Parser().feed(GOLDEN["event_posted"])
+    assert list(_wire.POSTED_ENTRY.iter_unpack(frame.array)) == [(1, 23 | 1 << 32, 4096, 1500)]
+    (frame,) = _wire.Parser().feed(GOLDEN["event_prepared"])
+    assert _wire.get_id(frame.body(), "transfer") == 103 and frame.body()["provider"] == "shm"
 
 
 def test_vouches_and_spans() -> None:

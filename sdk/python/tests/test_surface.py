@@ -63,6 +63,9 @@ REST = [
     "Push",
     "Pull",
     "TransferResult",
+    "Prepared",
+    "Post",
+    "PostResult",
     "Region",
     "Advertisement",
     "Scatter",
@@ -77,17 +80,19 @@ MEMBERS = {
     "Client": "allocate_cache allocate_region boot_id close completed daemon_exited epoch fileno lease lookup"
     " node ping process_watched reconnect register_cache register_region span status version",
     "Layout": "block_bytes layer_shape order piece_bytes plane_block_bytes planes tp_rank tp_size",
-    "Cache": "block_states drop evict granted guarantee layer lease memory publish read write",
+    "Cache": "block_states drop evict granted guarantee layer lease memory prepare publish read write",
     "Lease": "exception fileno layer poll released renew revoke transfer_id visible_layers wait wait_layer"
     " wait_released when_released",
     "ReadLease": "exception fileno holders next_holder poll released renew revoke wait wait_released"
     " when_released",
-    "Region": "advertise array deregister guarantee memory readv writev",
+    "Region": "advertise array deregister guarantee memory prepare readv writev",
     "Advertisement": "exception fileno holders next_holder poll released renew revoke unadvertise wait"
     " wait_released when_released",
     "Pull": "cancel exception fileno poll released wait wait_released when_released",
     "Scatter": "cancel exception fileno poll released wait wait_released when_released",
     "Push": "cancel exception fileno finish layer poll released wait wait_released when_released",
+    "Prepared": "cancel exception fileno finish poll post released run wait wait_released when_released",
+    "Post": "exception poll wait",
     "Pending": "exception fileno poll wait",
     "Span": "event sampled set span_id trace_id traceparent",
 }

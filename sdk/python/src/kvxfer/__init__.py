@@ -33,6 +33,8 @@ from ._layout import Layout
 from ._lease import Lease, LeaseResult
 from ._offer import Advertisement, HolderResult, OfferResult, ReadLease
 from ._pending import Pending
+from ._post import Post, PostResult
+from ._prepared import Prepared
 from ._pull import Pull
 from ._push import Push
 from ._region import Region
@@ -61,6 +63,9 @@ __all__ = [
     "Push",
     "Pull",
     "TransferResult",
+    "Prepared",
+    "Post",
+    "PostResult",
     "Region",
     "Advertisement",
     "Scatter",

@@ -16,6 +16,7 @@ from ._lease import Lease
 from ._memory import Memory
 from ._offer import ReadLease
 from ._pending import Pending
+from ._prepared import Prepared, prepare
 from ._pull import Pull
 from ._push import Push
 from ._registered import Attachment, Registered, declare_cache
@@ -347,6 +348,45 @@ class Cache(Registered):
         }
         pull._open(request, data, body)
         return pull
+
+    def prepare(
+        self,
+        blocks: BlockIds,
+        *,
+        to: str | None = None,
+        source: str | None = None,
+        timeout: float = 30.0,
+        traceparent: str | None = None,
+        transfer_id: str = "",
+        attempt: int = 1,
+        instance: str = "",
+        provider: str = "",
+    ) -> Prepared:
+        """Binds a list of blocks to a lease, to be written or read many times: what :meth:`write` or
+        :meth:`read` does for each transfer anew is done once. It returns when posts may begin.
+
+        What the own blocks held is given up with the call where they are read into; they are COMMITTED by
+        :meth:`Prepared.finish`, and FREE after any other end.
+
+        Args:
+            blocks: ids of own blocks, as many as the lease has.
+            to: the ticket of a lease of mode "write": own blocks are written.
+            source: instead, the ticket of a lease of mode "read": own blocks are read into.
+            timeout: seconds for the whole, from the call to the end of the last post, 0.001..86400. A lease's
+                own time may be over sooner.
+            traceparent, transfer_id, attempt, instance, provider: as for :meth:`write`.
+
+        Raises:
+            InvalidArgument: names the field, and the index of a wrong block id.
+            TicketInvalid, TicketBound, PeerUnreachable, ...: it could not be bound.
+            NotSupported: as for :meth:`write`; or the daemon is of a version without prepared lists.
+            DeadlineExceeded: not bound in time (released=False); it is cancelled.
+        """
+        at = self._use("prepare")
+        packed = pack("prepare", blocks, self.num_blocks)
+        names = identity("prepare", transfer_id, attempt, instance, provider)
+        own = {"cache": at.cache}
+        return prepare(self, at, own, packed, to, source, timeout, traceparent, names, self._vouched)
 
     # Blocks.
 

@@ -49,11 +49,12 @@ class Client(Places):
         process: this process's name in traces.
     """
 
-    def __init__(self, path: str, timeout: float, tenant: str, process: str) -> None:
+    def __init__(self, path: str, timeout: float, tenant: str, process: str, ring: bool) -> None:
         self.socket = path
         self.timeout = timeout
         self.tenant = tenant
         self.process = process
+        self._ring = ring
         super().__init__()
         self._completed = Completed()
         self._spans = _trace.Spans()
@@ -380,6 +381,7 @@ class Client(Places):
         body = {
             "min_version": wire.MIN_VERSION,
             "max_version": wire.MAX_VERSION,
+            "optional": list(wire.FEATURES),
             "tenant": self.tenant,
             "software": f"kvxfer-python {__version__}",
             "process": self.process,

@@ -7,7 +7,9 @@ from typing import Any
 from ._faults import KvxferError, ProtocolViolation, from_wire
 
 
-def again(error: KvxferError, *, op: str, released: bool | None = None) -> KvxferError:
+def again(
+    error: KvxferError, *, op: str, released: bool | None = None, may_have_written: bool | None = None
+) -> KvxferError:
     """A copy for one more caller: every caller gets an exception of its own, with its own answer about
     memory."""
     return type(error)(
@@ -16,7 +18,7 @@ def again(error: KvxferError, *, op: str, released: bool | None = None) -> Kvxfe
         peer=error.peer,
         region=error.region,
         field=error.field,
-        may_have_written=error.may_have_written,
+        may_have_written=error.may_have_written if may_have_written is None else may_have_written,
         retryable=error.retryable,
         released=released,
         guarantee=error.guarantee,

@@ -27,6 +27,7 @@ class Places:
 
     timeout: float
     _session: Session
+    _ring: bool  # whether posts may travel in shared memory
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # of everything below

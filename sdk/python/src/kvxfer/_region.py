@@ -11,6 +11,7 @@ from ._faults import InvalidArgument, NotSupported
 from ._grant import Granted, ask
 from ._memory import Memory
 from ._offer import Advertisement
+from ._prepared import Prepared, prepare
 from ._ranges import Ranges, Spans, pack_ranges, pack_spans
 from ._registered import Registered
 from ._scatter import Scatter
@@ -170,6 +171,42 @@ class Region(Registered):
         return self._scatter(
             "readv", "read", "source", ranges, source, timeout, notification, traceparent, names
         )
+
+    def prepare(
+        self,
+        ranges: Ranges,
+        *,
+        to: str | None = None,
+        source: str | None = None,
+        timeout: float = 30.0,
+        traceparent: str | None = None,
+        transfer_id: str = "",
+        attempt: int = 1,
+        instance: str = "",
+        provider: str = "",
+    ) -> Prepared:
+        """Binds a list of ranges to an advertisement, to be written or read many times: what :meth:`writev`
+        or :meth:`readv` does for each transfer anew is done once. It returns when posts may begin.
+
+        Args:
+            ranges: (own offset, the peer's offset, length) of each in bytes, as for :meth:`writev`.
+            to: the ticket of an advertisement of mode "write": own ranges are written.
+            source: instead, one of mode "read": own ranges are read into.
+            timeout: seconds for the whole, from the call to the end of the last post, 0.001..86400. A lease's
+                own time may be over sooner.
+            traceparent, transfer_id, attempt, instance, provider: as for :meth:`writev`.
+
+        Raises:
+            InvalidArgument: names the field, and the index of a wrong range.
+            TicketInvalid, TicketBound, PeerUnreachable, ...: it could not be bound.
+            NotSupported: as for :meth:`writev`; or the daemon is of a version without prepared lists.
+            DeadlineExceeded: not bound in time (released=False); it is cancelled.
+        """
+        at = self._use("prepare")
+        packed = pack_ranges("prepare", ranges, self.size)
+        names = identity("prepare", transfer_id, attempt, instance, provider)
+        own = {"region": at.region}
+        return prepare(self, at, own, packed, to, source, timeout, traceparent, names, None)
 
     def deregister(self, timeout: float = 30.0) -> None:
         """Gives the region back: revokes and fences its advertisements, ends its transfers.

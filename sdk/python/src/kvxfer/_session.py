@@ -11,6 +11,7 @@ from ._connection import Connection
 from ._errors import again
 from ._faults import FeatureRequired, KvxferError, VersionMismatch
 from ._pending import Completed, Pending
+from ._ring import Ways
 from ._trace import Span, Spans
 
 #: Seconds after which finished spans are sent.
@@ -38,6 +39,7 @@ class GrantHandle(Handle, Protocol):
 class TransferHandle(Handle, Protocol):
     """A transfer as events see it; _on_transfer says whether its memory is released."""
 
+    def _on_prepared(self, body: dict[str, Any]) -> None: ...
     def _on_transfer(self, body: dict[str, Any]) -> bool: ...
     def _on_released(self) -> None: ...
 
@@ -58,6 +60,8 @@ class Session:
     def __init__(self, conn: Connection, completed: Completed, spans: Spans) -> None:
         self.conn = conn
         self.spans = spans
+        self.ways = Ways(conn)
+        self.features: tuple[str, ...] = ()
         self._completed = completed
         self._leases: dict[int, GrantHandle] = {}
         self._transfers: dict[int, TransferHandle] = {}
@@ -83,11 +87,12 @@ class Session:
                 f"the daemon chose {self.version}, this side speaks {wire.MIN_VERSION}..{wire.MAX_VERSION}",
                 op="connect",
             )
-        required = wire.get_strings(b, "required")
-        if required:  # this version has no features
-            named = ", ".join(repr(f[:64]) for f in required[:8])
+        unknown = [f for f in wire.get_strings(b, "required") if f not in wire.FEATURES]
+        if unknown:
+            named = ", ".join(repr(f[:64]) for f in unknown[:8])
             raise FeatureRequired(f"the daemon requires {named}, unknown here", op="connect")
         self.node, self.epoch = wire.get(b, "node", ""), wire.get(b, "epoch", "")
+        self.features = wire.get_strings(b, "optional")
         self.boot_id, self.software = wire.get(b, "boot_id", ""), wire.get(b, "software", "")
         self.tenant = wire.get(b, "tenant", "")
         self.process_watched = wire.get(b, "process_watched", False)
@@ -156,7 +161,9 @@ class Session:
     # Listener.
 
     def on_event(self, frame: wire.Frame) -> None:
-        if frame.kind == wire.EVENT_LAYERS:
+        if frame.kind == wire.EVENT_POSTED:
+            self.ways.socket.ended(frame.array)
+        elif frame.kind == wire.EVENT_LAYERS:
             lease, layers = wire.layers_visible(frame.array)
             grant = self._leases.get(lease)
             if grant is not None:
@@ -178,6 +185,11 @@ class Session:
             transfer = self._transfers.get(number)
             if transfer is not None and transfer._on_transfer(body):
                 self._transfers.pop(number, None)
+        elif frame.kind == wire.EVENT_PREPARED:
+            body = frame.body()
+            transfer = self._transfers.get(wire.get_id(body, "transfer"))
+            if transfer is not None:
+                transfer._on_prepared(body)
         elif frame.kind == wire.EVENT_RELEASED:
             released = self._transfers.pop(wire.get_id(frame.body(), "transfer"), None)
             if released is not None:
@@ -194,6 +206,7 @@ class Session:
             handle._on_lost(again(error, op=error.op, released=False))
         for cache in list(self._caches.values()):
             cache._on_lost(error)
+        self.ways.lost(error)
         # Of memory on other nodes no word will come on this connection.
         self._leases = {n: h for n, h in self._leases.items() if h._exit_fences}
 

@@ -195,6 +195,10 @@ class Transfer(Held[TransferResult]):
     def _send_cancel(self) -> None:
         self._send(wire.PUSH_CANCEL, {"transfer": self._number}, b"")
 
+    def _on_prepared(self, body: dict[str, Any]) -> None:
+        """Said of prepared ones alone."""
+        raise wire.violation("transfer", "said to be prepared, and it is none of that kind")
+
     def _on_transfer(self, body: dict[str, Any]) -> bool:
         released = wire.get(body, "released", False)
         error = wire.get_error(body)

@@ -32,14 +32,24 @@ REGISTER_REGION, DEREGISTER_REGION, REGISTER_CACHE, DROP_CACHE = 0x10, 0x11, 0x1
 BLOCKS, EVICT, PUBLISH, LOOKUP, OPEN = 0x14, 0x15, 0x16, 0x17, 0x18
 LEASE, REVOKE, RENEW, ADVERTISE = 0x20, 0x21, 0x22, 0x23
 PUSH, PUSH_LAYER, PUSH_FINISH, PUSH_CANCEL, PULL, SCATTER = 0x30, 0x31, 0x32, 0x33, 0x34, 0x35
+PREPARE, POST = 0x36, 0x37
 EVENT_LAYERS, EVENT_LEASE, EVENT_TRANSFER, EVENT_RELEASED = 0x40, 0x41, 0x42, 0x43
-EVENT_HOLDER, EVENT_GRANTED = 0x44, 0x45
-SPANS, STATUS = 0x50, 0x51
+EVENT_HOLDER, EVENT_GRANTED, EVENT_PREPARED, EVENT_POSTED = 0x44, 0x45, 0x46, 0x47
+SPANS, STATUS, RING = 0x50, 0x51, 0x58
+
+#: The feature that PREPARE, POST and RING belong to.
+PREPARED = "prepared"
+#: Features that this version knows and would use.
+FEATURES = (PREPARED,)
 
 # magic u32, version u8, kind u8, flags u16, request u64, JSON bytes u32, array bytes u32, fds u16, 6 reserved
 _HEADER = struct.Struct("<IBBHQIIH6x")
 HEADER_SIZE = _HEADER.size
 _LAYER_PART = struct.Struct("<QIIII")
+#: {prepared u64, cookie u64, timeout in nanoseconds u64}.
+POST_ENTRY = struct.Struct("<QQQ")
+#: {cookie u64, code u32 and flags u32 as one number, bytes u64, nanoseconds u64}.
+POSTED_ENTRY = struct.Struct("<QQQQ")
 
 assert HEADER_SIZE == 32
 
