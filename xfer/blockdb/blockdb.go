@@ -65,10 +65,11 @@ type DB struct {
 	// What is not in the log yet, see late.go.
 	open      *pebble.Batch // nil: nothing
 	tag       uint32        // of the open batch, never 0
-	begun     []*lease      // granted since the last batch; nil where ended
-	lateSteps uint64        // in the open batch
-	steps     uint64        // ordinal of the next step; 0 after fold
-	stepBytes int           // since fold
+	commits   []lateCommit
+	lateBytes int      // that they will take, about
+	begun     []*lease // granted since the last batch; nil where ended
+	steps     uint64   // ordinal of the next step; 0 after fold
+	stepBytes int      // since fold
 	writer    *time.Timer
 	armed     int // 1: the writer will come, 2: at once
 

@@ -234,6 +234,9 @@ func (c *Cache) leaveDB(op string, forget bool) error {
 			return err
 		}
 	}
+	if !forget && d.unwritten() { // what is late speaks of c
+		_ = d.flushOnce() // a failure is known to every step from here on
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	c.attached = false

@@ -9,16 +9,40 @@ import (
 	"github.com/kvxfer/kvxfer/internal/fault"
 )
 
-// Steps that may be late are collected in the open batch. It is written when a step comes that may not be late, with that
-// one at its end; by the writer, lateBy after the first of them or when it has become large; and by Close. So the log has all
-// steps in the order in which they were done, and what a crash loses is an end of them that had only late ones in it.
+// Steps into COMMITTED are late: the database remembers the lists of their blocks, and the next batch says what is left of them
+// by then. A batch is written when a step comes that may not be late, with that one at its end; by the writer, lateBy after the
+// first late step or when they have become many; and by Close. So the log has all steps in the order in which they were done,
+// and what a crash loses is an end of them that had only late ones in it. Blocks that were COMMITTED and taken between two
+// batches leave nothing to write.
 const (
 	lateBy    = 10 * time.Millisecond
-	lateKick  = 256 << 10 // the writer does not wait any longer
-	lateMost  = 1 << 20   // the caller writes it, so that it does not grow without bound
+	lateKick  = 256 << 10 // bytes of late steps at which the writer does not wait any longer
+	lateMost  = 1 << 20   // at which the caller writes them, so that they do not grow without bound
 	foldBytes = 4 << 20   // of steps, after which the pages are written
 	reserve   = 1 << 16   // generations that a batch sets aside
 )
+
+// lateCommit is a step into COMMITTED that is not in the log.
+type lateCommit struct {
+	cache  *Cache
+	gen    uint64
+	blocks []uint32 // its own
+}
+
+// addLate remembers a step into COMMITTED for the next batch. After the log failed there is none.
+func (d *DB) addLate(c *Cache, gen uint64, blocks []uint32) {
+	if d.failure() != nil {
+		d.stats.Unlogged++
+		return
+	}
+	d.commits = append(d.commits, lateCommit{c, gen, blocks})
+	d.lateBytes += 4*len(blocks) + 64
+}
+
+func (d *DB) dropCommits() {
+	clear(d.commits)
+	d.commits, d.lateBytes = d.commits[:0], 0
+}
 
 // batch returns the open one.
 func (d *DB) batch() *pebble.Batch {
@@ -30,18 +54,14 @@ func (d *DB) batch() *pebble.Batch {
 
 // late is called at the end of a call that left something which may be late: the mirror is what the steps say.
 func (d *DB) late() {
-	size := 0
-	if d.open != nil {
-		size = d.open.Len()
-	}
 	switch {
 	case d.failure() != nil:
-	case size >= d.o.lateMost:
+	case d.lateBytes >= d.o.lateMost:
 		_ = d.flushOnce() // a failure is known to every step from here on
-	case size >= lateKick && d.armed < 2:
+	case d.lateBytes >= lateKick && d.armed < 2:
 		d.armed = 2
 		d.writer.Reset(0)
-	case d.armed < 1:
+	case d.armed < 1 && d.unwritten():
 		d.armed = 1
 		d.writer.Reset(d.o.lateBy)
 	}
@@ -55,7 +75,7 @@ func (d *DB) write() {
 		d.wmu.Unlock()
 		return
 	}
-	steps := d.lateSteps
+	steps := uint64(len(d.commits))
 	var err error
 	if d.stepBytes >= d.o.foldBytes/2 {
 		err = d.fold()
@@ -87,21 +107,27 @@ func (d *DB) count(err error, steps uint64) {
 	}
 }
 
-// room bounds the steps. It is called before a step is added: what it writes is the mirror without that step.
-func (d *DB) room(op string) error {
-	if d.stepBytes < d.o.foldBytes || d.failure() != nil {
+// before brings into the open batch what comes before a step out of COMMITTED; with many steps since the last time the pages.
+func (d *DB) before(op string) error {
+	switch {
+	case d.failure() != nil:
 		return nil
+	case d.stepBytes >= d.o.foldBytes:
+		return fault.Wrap(fault.StoreFailed, op, d.fold())
 	}
-	return fault.Wrap(fault.StoreFailed, op, d.fold())
+	return fault.Wrap(fault.StoreFailed, op, d.putCommits())
 }
 
 // unwritten says whether the next batch would have something to say.
 func (d *DB) unwritten() bool {
-	return d.open != nil || len(d.begun) > 0 || d.noted < d.ordinal
+	return d.open != nil || len(d.commits) > 0 || len(d.begun) > 0 || d.noted < d.ordinal
 }
 
 // seal ends the open batch: from here on its steps count as being in the log, as they may be at any moment.
 func (d *DB) seal() (*pebble.Batch, error) {
+	if err := d.putCommits(); err != nil {
+		return nil, err
+	}
 	b := d.batch()
 	if err := d.putLeases(b); err != nil {
 		return nil, err
@@ -119,12 +145,22 @@ func (d *DB) seal() (*pebble.Batch, error) {
 	if err := op.Finish(); err != nil {
 		return nil, err
 	}
-	d.open, d.lateSteps = nil, 0
+	d.open = nil
 	d.stats.LogBytes += uint64(b.Len())
 	if d.tag++; d.tag == math.MaxUint32 {
 		d.untag()
 	}
 	return b, nil
+}
+
+func (d *DB) putCommits() error {
+	for i := range d.commits {
+		if err := d.addCommit(&d.commits[i]); err != nil {
+			return err
+		}
+	}
+	d.dropCommits()
+	return nil
 }
 
 // untag makes the tags begin again: 0 is that of every batch written before.

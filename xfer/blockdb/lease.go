@@ -1,6 +1,7 @@
 package blockdb
 
 import (
+	"slices"
 	"time"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
@@ -125,23 +126,20 @@ func (c *Cache) Grant(r LeaseRecord) (generation uint64, err error) {
 	return l.gen, nil
 }
 
-// takeOut adds the step out of COMMITTED for blocks that were claimed. It is in the log when this returns, unless the log has
-// none of them as COMMITTED: then it follows their commits there, or comes with them in one batch.
+// takeOut does what the log needs before blocks that were claimed leave COMMITTED: where it has them as that, the step is in
+// the log when this returns.
 func (c *Cache) takeOut(op string, got claimed, blocks []uint32, must bool) error {
-	if got == claimedFree {
+	if got != claimedCommitted {
 		return nil
 	}
 	d := c.db
-	if err := d.room(op); err != nil {
+	if err := d.before(op); err != nil {
 		return err
 	}
-	if _, err := d.addStep(stepTake, c, 0, blocks, nil); err != nil {
+	if err := d.addTake(c, blocks); err != nil {
 		return fault.Wrap(fault.StoreFailed, op, err)
 	}
-	if got == claimedCommitted {
-		return d.flush(op, must)
-	}
-	return nil
+	return d.flush(op, must)
 }
 
 func (c *Cache) open(op string, id LeaseID) (*lease, error) {
@@ -238,25 +236,16 @@ func (c *Cache) Commit(id LeaseID, r CommitRecord) error {
 	if err := checkKeys(op, r.Keys, len(l.blocks)); err != nil {
 		return err
 	}
-	if err := d.room(op); err != nil {
-		return err
-	}
-	tag, err := d.addStep(stepCommit, c, l.gen, l.blocks, r.Keys)
-	if err != nil {
-		return fault.Wrap(fault.StoreFailed, op, err)
-	}
 	t, err := c.endLease(l, OutcomeCommitted, Transfer{TransferID: r.TransferID, Peer: r.Peer, Bytes: r.Bytes,
 		TraceID: r.TraceID, EndedUnixNano: time.Now().UnixNano()})
 	if err != nil {
 		return fault.Wrap(fault.StoreFailed, op, err)
 	}
-	if d.failure() != nil {
-		d.stats.Unlogged++
-	}
 	d.mu.Lock()
-	c.commitAll(l.blocks, l.gen, tag, r.Keys)
+	c.commitAll(l.blocks, l.gen, d.tag, r.Keys)
 	c.forget(l, t)
 	d.mu.Unlock()
+	d.addLate(c, l.gen, l.blocks)
 	d.stats.Commits++
 	d.stats.BlocksCommitted += uint64(len(l.blocks))
 	d.late()
@@ -290,22 +279,13 @@ func (c *Cache) Publish(blocks []uint32, keys [][]byte) (generation uint64, err 
 	}
 	d.gen++
 	gen := d.gen
-	if err := d.room(op); err != nil {
+	if err := c.takeOut(op, got, blocks, false); err != nil {
 		return 0, err
 	}
-	tag, err := d.addStep(stepCommit, c, gen, blocks, keys)
-	if err != nil {
-		return 0, fault.Wrap(fault.StoreFailed, op, err)
-	}
-	if got == claimedCommitted {
-		if err := d.flush(op, false); err != nil {
-			return 0, err
-		}
-		tag = 0
-	}
 	d.mu.Lock()
-	c.commitAll(blocks, gen, tag, keys)
+	c.commitAll(blocks, gen, d.tag, keys)
 	d.mu.Unlock()
+	d.addLate(c, gen, slices.Clone(blocks))
 	d.stats.Publishes++
 	d.late()
 	return gen, nil

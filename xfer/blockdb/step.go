@@ -3,6 +3,8 @@ package blockdb
 import (
 	"errors"
 	"fmt"
+
+	"github.com/cockroachdb/pebble/v2"
 )
 
 // A step is what one call did to the blocks of a cache: it took them out of COMMITTED, or put them into it. One record holds
@@ -23,36 +25,71 @@ type stepRec struct {
 	keys   []byte // a length and the key for each block
 }
 
-// addStep adds a step to the open batch and returns the batch's tag. After the log failed it adds nothing.
-func (d *DB) addStep(kind byte, c *Cache, gen uint64, blocks []uint32, keys [][]byte) (tag uint32, err error) {
-	tag = d.tag
+// addTake adds to the open batch a step out of COMMITTED. After the log failed it adds nothing.
+func (d *DB) addTake(c *Cache, blocks []uint32) error {
 	if d.failure() != nil {
-		return tag, nil
+		return nil
 	}
-	size := 31 + 4*len(blocks)
-	for _, k := range keys {
-		size += 1 + len(k)
-	}
-	op := d.batch().SetDeferred(stepKeyLen, size)
-	putStepKey(op.Key, d.steps)
-	v := op.Value
-	v[0], v[1], v[2] = recordVersion, kind, flag(len(keys) > 0)
-	copy(v[3:19], c.id[:])
-	le.PutUint64(v[19:], gen)
-	le.PutUint32(v[27:], uint32(len(blocks)))
-	v = v[31:]
+	op := d.addStep(4 * len(blocks))
+	v := putStepHead(op.Value, stepTake, false, c.id, 0, len(blocks))
 	for i, n := range blocks {
 		le.PutUint32(v[4*i:], n)
 	}
-	v = v[4*len(blocks):]
-	for _, k := range keys {
-		v[0] = byte(len(k))
-		v = v[1+copy(v[1:], k):]
+	return op.Finish()
+}
+
+// addCommit adds to the open batch what is left of a step into COMMITTED: the blocks that nothing has taken since.
+func (d *DB) addCommit(l *lateCommit) error {
+	c, count, keys := l.cache, 0, 0
+	for _, n := range l.blocks {
+		if c.state[n] == Committed && c.gen[n] == l.gen {
+			count++
+			keys += len(c.index.key(n))
+		}
 	}
+	if count == 0 {
+		return nil
+	}
+	size := 4 * count
+	if keys > 0 {
+		size += count + keys
+	}
+	op := d.addStep(size)
+	v := putStepHead(op.Value, stepCommit, keys > 0, c.id, l.gen, count)
+	text := v[4*count:]
+	for _, n := range l.blocks {
+		if c.state[n] != Committed || c.gen[n] != l.gen {
+			continue
+		}
+		le.PutUint32(v, n)
+		v = v[4:]
+		if keys > 0 {
+			k := c.index.key(n)
+			text[0] = byte(len(k))
+			text = text[1+copy(text[1:], k):]
+		}
+	}
+	return op.Finish()
+}
+
+const stepHeadLen = 31
+
+// addStep makes room for a step whose lists take so many bytes.
+func (d *DB) addStep(lists int) *pebble.DeferredBatchOp {
+	op := d.batch().SetDeferred(stepKeyLen, stepHeadLen+lists)
+	putStepKey(op.Key, d.steps)
 	d.steps++
-	d.stepBytes += size
-	d.lateSteps++
-	return tag, op.Finish()
+	d.stepBytes += stepHeadLen + lists
+	return op
+}
+
+// putStepHead returns what is behind it.
+func putStepHead(v []byte, kind byte, keyed bool, id CacheID, gen uint64, blocks int) []byte {
+	v[0], v[1], v[2] = recordVersion, kind, flag(keyed)
+	copy(v[3:19], id[:])
+	le.PutUint64(v[19:], gen)
+	le.PutUint32(v[27:], uint32(blocks))
+	return v[stepHeadLen:]
 }
 
 func decodeStep(v []byte) (s stepRec, err error) {
@@ -158,5 +195,6 @@ func (d *DB) fold() error {
 	putStepKey(lo[:], 0)
 	putStepKey(hi[:], ^uint64(0))
 	d.steps, d.stepBytes = 0, 0
+	d.dropCommits() // the pages have them
 	return b.DeleteRange(lo[:], hi[:], nil)
 }
