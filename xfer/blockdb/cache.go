@@ -66,14 +66,18 @@ func (c *Cache) enter(block uint32, gen uint64, tag uint32, key []byte) {
 	}
 	c.state[block], c.gen[block], c.tag[block] = Committed, gen, tag
 	c.soil(block)
-	c.index.set(block, key, c.rec.numBlocks)
+	if len(key) > 0 || c.index.chunks != nil {
+		c.index.set(block, key, c.rec.numBlocks)
+	}
 }
 
 func (c *Cache) leave(block uint32, to State, gen uint64) {
 	if c.state[block] == Committed {
 		c.committed--
 		c.soil(block)
-		c.index.set(block, nil, c.rec.numBlocks)
+		if c.index.chunks != nil {
+			c.index.set(block, nil, c.rec.numBlocks)
+		}
 	}
 	c.state[block], c.gen[block] = to, gen
 }

@@ -6,8 +6,8 @@ import (
 )
 
 // keyIndex has the content keys of COMMITTED blocks and finds the blocks by them: exact, and about as large as its keyed
-// blocks are many. Keys lie in chunks of 256 neighbours, each with room for the longest key it has had. The table is open
-// addressing over the numbers of blocks; where several have one key the table has one of them, and the others hang on it.
+// blocks were many at a time. Keys lie in chunks of 256 neighbours, each with room for the longest key that it has. The table
+// is open addressing over the numbers of blocks; where several have one key the table has one of them, and the others hang on it.
 type keyIndex struct {
 	chunks []*keyChunk // by block; nil until there is a key
 	seed   maphash.Seed
@@ -72,8 +72,8 @@ func (x *keyIndex) add(block uint32, key []byte, blocks uint32) {
 		x.table = make([]uint32, leastTable)
 	}
 	ch := x.chunks[block>>chunkShift]
-	if ch == nil || ch.size < len(key) {
-		ch = ch.grown(len(key))
+	if ch == nil || ch.size < len(key) || ch.keyed == 0 && ch.size > len(key) {
+		ch = ch.resized(len(key))
 		x.chunks[block>>chunkShift] = ch
 	}
 	at := int(block&(chunkBlocks-1)) * (1 + ch.size)
@@ -88,7 +88,7 @@ func (x *keyIndex) add(block uint32, key []byte, blocks uint32) {
 			x.next[block], x.prev[block] = noBlock, noBlock
 		}
 		if x.used++; 4*x.used > 3*len(x.table) {
-			x.resize(2 * len(x.table))
+			x.grow()
 		}
 		return
 	}
@@ -127,17 +127,13 @@ func (x *keyIndex) remove(block uint32) {
 	}
 	ch := x.chunks[block>>chunkShift]
 	ch.b[int(block&(chunkBlocks-1))*(1+ch.size)] = 0
-	if ch.keyed--; ch.keyed == 0 {
-		x.chunks[block>>chunkShift] = nil
-	}
-	if len(x.table) > leastTable && 8*x.used < len(x.table) {
-		x.resize(len(x.table) / 2)
-	}
+	ch.keyed--
 }
 
-func (ch *keyChunk) grown(size int) *keyChunk {
+// resized has room for a longer key, or for shorter ones where there are none now.
+func (ch *keyChunk) resized(size int) *keyChunk {
 	out := &keyChunk{size: size, b: make([]byte, chunkBlocks*(1+size))}
-	if ch != nil {
+	if ch != nil && ch.keyed > 0 {
 		out.keyed = ch.keyed
 		for i := range chunkBlocks {
 			copy(out.b[i*(1+size):], ch.b[i*(1+ch.size):(i+1)*(1+ch.size)])
@@ -173,9 +169,9 @@ func (x *keyIndex) vacate(slot int) {
 	x.table[slot] = 0
 }
 
-func (x *keyIndex) resize(n int) {
+func (x *keyIndex) grow() {
 	old := x.table
-	x.table = make([]uint32, n)
+	x.table = make([]uint32, 2*len(old))
 	for _, b := range old {
 		if b != 0 {
 			slot, _ := x.find(x.key(b - 1))
