@@ -50,15 +50,13 @@ func (ca *cache) hold(op string, blocks []uint32) (err error) {
 			ca.users--
 		}
 	}()
-	for _, b := range blocks {
-		r, err := ca.store.State(b)
-		if err != nil {
-			return err
-		}
-		if r.State != blockdb.Free && r.State != blockdb.Committed {
-			return &fault.Error{Code: fault.BlocksBusy, Op: op, Region: ca.name, Field: "blocks",
-				Detail: fmt.Sprintf("block %d is %s", b, r.State)}
-		}
+	b, state, taken, err := ca.store.Taken(blocks)
+	if err != nil {
+		return err
+	}
+	if taken {
+		return &fault.Error{Code: fault.BlocksBusy, Op: op, Region: ca.name, Field: "blocks",
+			Detail: fmt.Sprintf("block %d is %s", b, state)}
 	}
 	fresh := 0
 	for _, b := range blocks {

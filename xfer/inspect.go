@@ -170,7 +170,7 @@ func (ca *cache) wanted(state string, r *blockdb.Record) bool {
 }
 
 func (ca *cache) blockRow(r *blockdb.Record) wire.BlockRow {
-	row := wire.BlockRow{Block: r.Block, State: r.State.String(), Generation: r.Generation, Holds: ca.held[r.Block], Key: hex.EncodeToString([]byte(r.Key))}
+	row := wire.BlockRow{Block: r.Block, State: r.State.String(), Generation: r.Generation, Holds: ca.held[r.Block], Key: hex.EncodeToString(r.Key)}
 	if r.Lease != (blockdb.LeaseID{}) {
 		row.Lease = hex16(r.Lease)
 	}

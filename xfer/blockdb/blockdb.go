@@ -25,9 +25,13 @@ type Options struct {
 	KeepAside     int          // databases kept that could not be trusted; 0: 2
 
 	ballastRetry time.Duration             // between attempts to make the ballast again
+	lateBy       time.Duration             // 0: lateBy
+	lateMost     int                       // 0: lateMost
+	foldBytes    int                       // 0: foldBytes
 	openSpare    func() (io.Closer, error) // a descriptor to keep; nil: of /dev/null
 	trapNoSync   bool                      // commit as the trap does; the tests show that it loses the log
 	trapBlind    bool                      // do not keep the witness, so that the loss stays unseen
+	trapLate     bool                      // let steps out of COMMITTED be late too, as the rules forbid
 }
 
 // DB is the block metadata and the transfer journal of one node.
@@ -49,12 +53,28 @@ type DB struct {
 	wmu         sync.Mutex
 	seq         uint64 // of the last batch
 	gen         uint64 // the last one given out
+	reserved    uint64 // what the log has as its bound
+	ahead       uint64 // how far a batch moves it on
 	voided      bool   // the void marker is written
 	ballastNext time.Time
 	ordinal     uint64 // of the next journal entry
+	noted       uint64 // of the next journal entry for the log
 	closed      bool   // guarded by mu as well
 	stats       Stats
-	order       []ranked // of ascending
+
+	// What is not in the log yet, see late.go.
+	open      *pebble.Batch // nil: nothing
+	tag       uint32        // of the open batch, never 0
+	commits   []lateCommit
+	lateBytes int      // that they will take, about
+	begun     []*lease // granted since the last batch; nil where ended
+	steps     uint64   // ordinal of the next step; 0 after fold
+	stepBytes int      // since fold
+	writer    *time.Timer
+	armed     int // 1: the writer will come, 2: at once
+
+	// logMu orders the batches on their way into the log. It is taken with wmu held, or alone.
+	logMu sync.Mutex
 
 	// mu guards the mirror; it is held only while memory is changed or read.
 	mu       sync.RWMutex
@@ -94,6 +114,15 @@ func (o *Options) prepare() error {
 	if o.ballastRetry == 0 {
 		o.ballastRetry = 5 * time.Second
 	}
+	if o.lateBy == 0 {
+		o.lateBy = lateBy
+	}
+	if o.lateMost == 0 {
+		o.lateMost = lateMost
+	}
+	if o.foldBytes == 0 {
+		o.foldBytes = foldBytes
+	}
 	if o.FS == nil {
 		o.FS = vfs.Default
 	}
@@ -110,7 +139,7 @@ func Open(o Options) (_ *DB, rec Recovery, err error) {
 		return nil, rec, err
 	}
 	spare := newSpareFS(o.FS, o.openSpare)
-	d := &DB{o: o, fs: spare, spare: spare,
+	d := &DB{o: o, fs: spare, spare: spare, tag: 1, ahead: reserve,
 		attached: map[CacheID]*Cache{}, dormant: map[CacheID]*Cache{}, journal: make([]Transfer, o.Journal)}
 	if err := d.fs.MkdirAll(o.Dir, 0o700); err != nil {
 		spare.close()
@@ -148,6 +177,8 @@ func Open(o Options) (_ *DB, rec Recovery, err error) {
 	if err := d.growBallast(); err != nil {
 		rec.BallastShort = true
 	}
+	d.writer = time.AfterFunc(time.Hour, d.write)
+	d.writer.Stop()
 	if err = d.start(seq, &rec); err != nil {
 		return nil, rec, err
 	}
@@ -187,68 +218,29 @@ func (d *DB) release() {
 	d.spare.close()
 }
 
-// Close ends the use of the database. What is in it stays for the next start of the same boot.
+// Close writes what is late and ends the use of the database. What is in it stays for the next start of the same boot.
 func (d *DB) Close() error {
 	d.wmu.Lock()
 	defer d.wmu.Unlock()
 	if d.closed {
 		return nil
 	}
+	d.writer.Stop()
+	if d.failure() == nil {
+		d.ahead, d.reserved = 0, 0 // the next start goes on where this one ends
+		_ = d.flushOnce()
+	}
 	d.mu.Lock()
 	d.closed = true
 	d.mu.Unlock()
+	d.logMu.Lock()
 	err := d.closePebble()
+	d.logMu.Unlock()
 	d.release()
 	if d.failure() != nil {
 		return nil // it has been said by every refused step
 	}
 	return fault.Wrap(fault.StoreFailed, "close", err)
-}
-
-// log writes a batch to the log and is done when the bytes would survive the process. A step that the owner needs
-// in order to take blocks back passes must: where the log cannot be written the void marker is, and the step goes
-// on in memory.
-func (d *DB) log(op string, b *pebble.Batch, must bool) error {
-	err := d.logOnce(b)
-	if err == nil {
-		d.stats.LogWrites++
-		return nil
-	}
-	if must {
-		d.stats.Unlogged++
-		verr := d.void()
-		if verr == nil {
-			return nil
-		}
-		err = verr
-	}
-	d.stats.Refused++
-	return &fault.Error{Code: fault.StoreFailed, Op: op, Err: err}
-}
-
-func (d *DB) logOnce(b *pebble.Batch) error {
-	if err := d.failure(); err != nil {
-		return err
-	}
-	d.seq++
-	d.stats.LogBytes += uint64(b.Len())
-	if err := b.Set(keyHead(), head{seq: d.seq, gen: d.gen}.encode(), nil); err != nil {
-		return err
-	}
-	if err := d.apply(b); err != nil {
-		return err
-	}
-	if err := d.failure(); err != nil { // Pebble was not told of it, see logFS
-		return err
-	}
-	if d.o.trapBlind {
-		return nil
-	}
-	if err := d.witness.write(d.seq); err != nil {
-		d.fail(err)
-		return err
-	}
-	return nil
 }
 
 // void makes the next start serve nothing. Where even the marker cannot be written (a file system that copies on
@@ -258,6 +250,8 @@ func (d *DB) void() error {
 		return nil
 	}
 	d.fail(fault.New(fault.StoreFailed, "void", "the void marker is written"))
+	d.logMu.Lock() // a batch under way writes its witness first; a later one finds that the log has failed
+	defer d.logMu.Unlock()
 	if err := d.witness.write(witnessVoid); err != nil {
 		if rerr := d.fs.Remove(d.fs.PathJoin(d.o.Dir, fileBoot)); rerr != nil {
 			return err
@@ -312,15 +306,20 @@ func (d *DB) grantable(op string) error {
 	return fault.New(fault.StoreFailed, op, "the disk is full")
 }
 
-// nextGeneration returns a value that no block of any database in this directory has had.
-func (d *DB) nextGeneration() (uint64, error) {
+// provide makes sure that there is a next generation. The log knows a bound of them, which a batch moves on before it is
+// reached, so that one which was given out and is not in the log is not given out again. As it may write a batch it comes
+// before a step looks at what is late.
+func (d *DB) provide(op string) error {
 	if d.gen&counterMask == counterMask {
 		epoch, err := nextEpoch(d.fs, d.o.Dir)
 		if err != nil {
-			return 0, err
+			return fault.Wrap(fault.StoreFailed, op, err)
 		}
 		d.gen = epoch << counterBits
+		d.reserved = 0
 	}
-	d.gen++
-	return d.gen, nil
+	if d.reserved <= d.gen {
+		return fault.Wrap(fault.StoreFailed, op, d.flushOnce())
+	}
+	return nil
 }

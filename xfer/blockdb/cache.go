@@ -1,6 +1,9 @@
 package blockdb
 
 import (
+	"maps"
+	"slices"
+
 	"github.com/cockroachdb/pebble/v2"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
@@ -13,13 +16,14 @@ type Cache struct {
 	rec cacheRec
 
 	attached bool
+	records  bool // of version 1 are in the log
 
-	// The mirror, one entry a block; guarded as DB says.
+	// The mirror, one entry a block; guarded as DB says. See the package's doc for what it takes.
 	state     []State
 	gen       []uint64
-	logged    []bool   // a block record is in the log; outlives COMMITTED until the lease that replaced it ends
-	keys      []string // nil until a key is committed; "" is none
+	tag       []uint32 // of a COMMITTED block: the batch that says so; DB.tag: it is not written yet
 	index     keyIndex
+	dirty     []uint64 // by page: the log's page is not what the mirror has
 	committed int
 	leases    map[LeaseID]*lease
 	byGen     map[uint64]*lease
@@ -31,12 +35,16 @@ type Cache struct {
 
 type lease struct {
 	leaseRec
-	id LeaseID
+	id     LeaseID
+	cache  CacheID
+	logged bool // its record is in the log or in the open batch
+	at     int  // 1 + its place in DB.begun; 0: it is not in there
 }
 
 func newCache(d *DB, id CacheID, r cacheRec) *Cache {
 	n := r.numBlocks
-	return &Cache{db: d, id: id, rec: r, state: make([]State, n), gen: make([]uint64, n), logged: make([]bool, n),
+	return &Cache{db: d, id: id, rec: r, state: make([]State, n), gen: make([]uint64, n), tag: make([]uint32, n),
+		dirty: make([]uint64, (pagesOf(n)+pageBlocks-1)/pageBlocks),
 		stamp: make([]uint32, n), leases: map[LeaseID]*lease{}, byGen: map[uint64]*lease{}}
 }
 
@@ -50,38 +58,33 @@ func (c *Cache) nextStamp() {
 
 func (c *Cache) stamped(block uint32) bool { return c.stamp[block] == c.stampN }
 
-// The four changes of one block in the mirror.
+// The two changes of one block in the mirror.
 
-func (c *Cache) setCommitted(block uint32, gen uint64, key string) {
+func (c *Cache) enter(block uint32, gen uint64, tag uint32, key []byte) {
 	if c.state[block] != Committed {
 		c.committed++
 	}
-	c.state[block], c.gen[block], c.logged[block] = Committed, gen, true
-	c.keyed(block, key)
+	c.state[block], c.gen[block], c.tag[block] = Committed, gen, tag
+	c.soil(block)
+	if len(key) > 0 || c.index.chunks != nil {
+		c.index.set(block, key, c.rec.numBlocks)
+	}
 }
 
 func (c *Cache) leave(block uint32, to State, gen uint64) {
 	if c.state[block] == Committed {
 		c.committed--
+		c.soil(block)
+		if c.index.chunks != nil {
+			c.index.set(block, nil, c.rec.numBlocks)
+		}
 	}
 	c.state[block], c.gen[block] = to, gen
-	c.keyed(block, "")
-}
-
-func (c *Cache) release(block uint32) {
-	c.leave(block, Free, 0)
-	c.logged[block] = false
-}
-
-func (c *Cache) deleteBlock(b *pebble.Batch, block uint32) error {
-	op := b.DeleteDeferred(blockKeyLen)
-	putBlockKey(op.Key, c.id, block)
-	return op.Finish()
 }
 
 // dropFrom adds to b the end of everything that the log holds of the cache.
 func (c *Cache) dropFrom(b *pebble.Batch) error {
-	lo, hi := blockSpan(c.id)
+	lo, hi := span(tagPage, c.id)
 	if err := b.DeleteRange(lo, hi, nil); err != nil {
 		return err
 	}
@@ -140,42 +143,42 @@ func (d *DB) Attach(s AttachSpec, vouched []Vouch) (c *Cache, served []uint32, e
 	}
 	rec := cacheRec{dev: s.Binding.Dev, ino: s.Binding.Ino, numBlocks: s.NumBlocks, layout: s.LayoutDigest,
 		name: s.Name, model: s.Model}
-	b := d.p.NewBatch()
+	// No step is left that speaks of a cache which this changes.
+	if err := d.fold(); err != nil {
+		return nil, nil, fault.Wrap(fault.StoreFailed, "attach", err)
+	}
+	b := d.batch()
 	var gone []CacheID
 	for _, o := range d.dormant {
-		if o.id != id && o.rec.name == s.Name {
+		if o.id == id && o.inherits(&rec) {
+			c = o
+		} else if o.id == id || o.rec.name == s.Name {
 			if err := o.dropFrom(b); err != nil {
 				return nil, nil, fault.Wrap(fault.StoreFailed, "attach", err)
 			}
 			gone = append(gone, o.id)
 		}
 	}
-	old := d.dormant[id]
-	if old != nil && !old.inherits(&rec) {
-		if err := old.dropFrom(b); err != nil {
-			return nil, nil, fault.Wrap(fault.StoreFailed, "attach", err)
-		}
-		old = nil
+	if c == nil {
+		c = newCache(d, id, rec)
 	}
-	c = newCache(d, id, rec)
-	c.attached = true
-	if old != nil {
-		if served, err = c.inherit(b, old, vouched); err != nil {
-			return nil, nil, fault.Wrap(fault.StoreFailed, "attach", err)
-		}
+	served = c.keepOnly(vouched)
+	if err := c.putPages(b); err != nil {
+		return nil, nil, fault.Wrap(fault.StoreFailed, "attach", err)
 	}
 	if err := b.Set(cacheKey(id), rec.encode(), nil); err != nil {
 		return nil, nil, fault.Wrap(fault.StoreFailed, "attach", err)
 	}
-	if err := d.log("attach", b, false); err != nil {
+	if err := d.flush("attach", false); err != nil {
 		return nil, nil, err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	delete(d.dormant, id)
 	for _, g := range gone {
 		delete(d.dormant, g)
 	}
+	delete(d.dormant, id)
+	c.rec, c.attached = rec, true
 	d.attached[id] = c
 	d.stats.Attaches++
 	d.stats.Served += uint64(len(served))
@@ -189,31 +192,28 @@ func (c *Cache) inherits(r *cacheRec) bool {
 	return a == b
 }
 
-// inherit takes over from old what is vouched for and adds to b the end of the rest.
-func (c *Cache) inherit(b *pebble.Batch, old *Cache, vouched []Vouch) (served []uint32, err error) {
+// keepOnly frees the blocks that are not vouched for and lists the others.
+func (c *Cache) keepOnly(vouched []Vouch) (served []uint32) {
+	if c.committed == 0 {
+		return nil
+	}
 	c.nextStamp()
 	for _, v := range vouched {
-		if old.state[v.Block] == Committed && old.gen[v.Block] == v.Generation {
+		if c.state[v.Block] == Committed && c.gen[v.Block] == v.Generation {
 			c.stamp[v.Block] = c.stampN
 		}
 	}
-	for n, in := range old.logged {
+	for n, s := range c.state {
 		block := uint32(n)
 		switch {
+		case s != Committed:
 		case c.stamped(block):
-			key := ""
-			if old.keys != nil {
-				key = old.keys[n]
-			}
-			c.setCommitted(block, old.gen[n], key)
 			served = append(served, block)
-		case in:
-			if err := c.deleteBlock(b, block); err != nil {
-				return nil, err
-			}
+		default:
+			c.leave(block, Free, 0)
 		}
 	}
-	return served, nil
+	return served
 }
 
 // Detach ends the serving of a cache and keeps what the log has of it for a later Attach. BlocksBusy while a lease
@@ -234,13 +234,12 @@ func (c *Cache) leaveDB(op string, forget bool) error {
 		return &fault.Error{Code: fault.BlocksBusy, Op: op, Region: c.rec.name, Detail: "a lease is open"}
 	}
 	if forget {
-		b := d.p.NewBatch()
-		if err := c.dropFrom(b); err != nil {
-			return fault.Wrap(fault.StoreFailed, op, err)
-		}
-		if err := d.log(op, b, true); err != nil {
+		if err := d.forget(op, c); err != nil {
 			return err
 		}
+	}
+	if !forget && d.unwritten() { // what is late speaks of c
+		_ = d.flushOnce() // a failure is known to every step from here on
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -248,11 +247,26 @@ func (c *Cache) leaveDB(op string, forget bool) error {
 	delete(d.attached, c.id)
 	if !forget {
 		left := *c
-		left.index = keyIndex{} // attaching makes it again
 		d.dormant[c.id] = &left
 	}
-	c.state, c.gen, c.logged, c.keys, c.stamp, c.committed, c.index = nil, nil, nil, nil, nil, 0, keyIndex{}
+	c.state, c.gen, c.tag, c.dirty, c.stamp, c.committed, c.index = nil, nil, nil, nil, nil, 0, keyIndex{}
 	return nil
+}
+
+// forget ends everything that the log holds of some caches. Where the log has failed its void marker does.
+func (d *DB) forget(op string, cs ...*Cache) error {
+	if d.failure() == nil {
+		// No step is left that speaks of them.
+		if err := d.fold(); err != nil {
+			return fault.Wrap(fault.StoreFailed, op, err)
+		}
+		for _, c := range cs {
+			if err := c.dropFrom(d.batch()); err != nil {
+				return fault.Wrap(fault.StoreFailed, op, err)
+			}
+		}
+	}
+	return d.flush(op, true)
 }
 
 // DropDetached forgets every cache that is not attached, for a daemon whose clients have had their time to come
@@ -267,13 +281,7 @@ func (d *DB) DropDetached() (int, error) {
 	if n == 0 {
 		return 0, nil
 	}
-	b := d.p.NewBatch()
-	for _, c := range d.dormant {
-		if err := c.dropFrom(b); err != nil {
-			return 0, fault.Wrap(fault.StoreFailed, "drop_detached", err)
-		}
-	}
-	if err := d.log("drop_detached", b, true); err != nil {
+	if err := d.forget("drop_detached", slices.Collect(maps.Values(d.dormant))...); err != nil {
 		return 0, err
 	}
 	d.mu.Lock()
@@ -309,7 +317,27 @@ func (c *Cache) State(block uint32) (Record, error) {
 	if err := c.checkBlock("state", block); err != nil {
 		return Record{}, err
 	}
-	return c.record(block), nil
+	r := c.record(block)
+	r.Key = slices.Clone(r.Key)
+	return r, nil
+}
+
+// Taken returns the first of the blocks that is neither FREE nor COMMITTED, if any. Errors: Closed, InvalidArgument.
+func (c *Cache) Taken(blocks []uint32) (block uint32, s State, any bool, err error) {
+	c.db.mu.RLock()
+	defer c.db.mu.RUnlock()
+	if err := c.usable("state"); err != nil {
+		return 0, 0, false, err
+	}
+	for _, n := range blocks {
+		if err := c.checkBlock("state", n); err != nil {
+			return 0, 0, false, err
+		}
+		if s := c.state[n]; s != Free && s != Committed {
+			return n, s, true, nil
+		}
+	}
+	return 0, 0, false, nil
 }
 
 func (c *Cache) checkBlock(op string, block uint32) error {
@@ -321,19 +349,19 @@ func (c *Cache) checkBlock(op string, block uint32) error {
 	return e
 }
 
+// record's key lies in the mirror.
 func (c *Cache) record(block uint32) Record {
-	r := Record{Block: block, State: c.state[block], Generation: c.gen[block]}
-	if c.keys != nil {
-		r.Key = c.keys[block]
-	}
-	if l := c.byGen[r.Generation]; l != nil && (r.State == Leased || r.State == Revoking) {
-		r.Lease = l.id
+	r := Record{Block: block, State: c.state[block], Generation: c.gen[block], Key: c.index.key(block)}
+	if r.State == Leased || r.State == Revoking {
+		if l := c.byGen[r.Generation]; l != nil {
+			r.Lease = l.id
+		}
 	}
 	return r
 }
 
-// Blocks calls f for every block that is not FREE, ascending, until f returns false. f sees one moment's state and
-// must not call the database.
+// Blocks calls f for every block that is not FREE, ascending, until f returns false. f sees one moment's state, must not call
+// the database and must not keep a key.
 func (c *Cache) Blocks(f func(Record) bool) {
 	c.db.mu.RLock()
 	defer c.db.mu.RUnlock()

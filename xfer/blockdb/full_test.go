@@ -179,6 +179,7 @@ func TestFullDiskUsesTheBallast(t *testing.T) {
 	g := filled(t, c, 1, 0, 1, 2, 3)
 	grant(t, c, write(2, 10, 11))
 	grant(t, c, write(3, 20))
+	settle(t, d)
 	fs.set(func() { fs.quota = fs.used })
 	require.NoError(t, c.Evict([]uint32{0}), "the ballast makes room")
 	assert.True(t, d.Stats().DiskFull)
@@ -216,6 +217,7 @@ func TestFullDiskWritesTheVoidMarker(t *testing.T) {
 	g := filled(t, c, 1, 0, 1, 2, 3)
 	grant(t, c, write(2, 10, 11))
 	grant(t, c, write(3, 20))
+	settle(t, d)
 	fs.set(func() { fs.dead = true })
 
 	_, err := c.Grant(write(4, 0))
@@ -251,6 +253,7 @@ func TestVoidWithoutTheWitness(t *testing.T) {
 		d, _ := open(t, o)
 		c, _ := attach(t, d, spec("a", 8))
 		g := filled(t, c, 1, 0, 1)
+		settle(t, d)
 		require.NoError(t, d.witness.f.Close())
 		d.witness.f = unwritable{d.witness.f}
 		fs.set(func() { fs.dead, fs.pinned = true, !removable })
@@ -296,6 +299,7 @@ func TestFailureAtEveryWrite(t *testing.T) {
 		fs := newSmallFS(64 << 20)
 		o := smallOptions(fs)
 		o.BallastBytes = -1
+		o.lateMost, o.foldBytes = 256, 8<<10
 		d, _ := open(t, o)
 		c, _ := attach(t, d, spec("a", 256))
 		if n > 0 {

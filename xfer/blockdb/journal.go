@@ -6,24 +6,22 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// endLease adds to b what every end of a lease has in common: the lease's record and the stale records of its
-// blocks go, the journal's entry comes. The entry is returned for note, once the batch is in the log.
-func (c *Cache) endLease(b *pebble.Batch, l *lease, how Outcome, t Transfer) (Transfer, error) {
+// endLease makes the journal's entry of a lease that ends, for note, and takes the lease's record out of the log if it is
+// in there.
+func (c *Cache) endLease(l *lease, how Outcome, t Transfer) (Transfer, error) {
 	d := c.db
-	op := b.DeleteDeferred(leaseKeyLen)
-	putLeaseKey(op.Key, c.id, l.id)
-	if err := op.Finish(); err != nil {
-		return t, err
-	}
-	for _, n := range l.blocks {
-		if how != OutcomeCommitted && c.logged[n] {
-			if err := c.deleteBlock(b, n); err != nil {
-				return t, err
-			}
+	switch {
+	case l.logged && d.failure() == nil:
+		op := d.batch().DeleteDeferred(leaseKeyLen)
+		putLeaseKey(op.Key, c.id, l.id)
+		if err := op.Finish(); err != nil {
+			return t, err
 		}
+	case l.at > 0:
+		d.begun[l.at-1] = nil
 	}
 	t.Ordinal, t.Cache, t.Lease, t.Kind, t.Outcome = d.ordinal, c.id, l.id, l.kind, how
-	t.Generation, t.Blocks, t.GrantedUnixNano = l.gen, uint32(len(l.blocks)), l.grantedNS
+	t.Generation, t.Blocks, t.GrantedUnixNano = l.gen, l.count, l.grantedNS
 	if t.TransferID == "" {
 		t.TransferID = l.transferID
 	}
@@ -34,7 +32,45 @@ func (c *Cache) endLease(b *pebble.Batch, l *lease, how Outcome, t Transfer) (Tr
 		t.TraceID = l.traceID
 	}
 	d.ordinal++
-	return t, b.Set(journalKey(uint32(t.Ordinal%uint64(len(d.journal)))), t.encode(), nil)
+	return t, nil
+}
+
+// putLeases adds to a batch the leases that were granted since the last one and are open still.
+func (d *DB) putLeases(b *pebble.Batch) error {
+	for _, l := range d.begun {
+		if l == nil {
+			continue
+		}
+		op := b.SetDeferred(leaseKeyLen, l.encodedLen())
+		putLeaseKey(op.Key, l.cache, l.id)
+		l.append(op.Value[:0])
+		if err := op.Finish(); err != nil {
+			return err
+		}
+		l.logged, l.at = true, 0
+	}
+	clear(d.begun)
+	d.begun = d.begun[:0]
+	return nil
+}
+
+// putJournal adds the entries that came since the last batch, as far as the ring still has them.
+func (d *DB) putJournal(b *pebble.Batch) error {
+	slots := uint64(len(d.journal))
+	if d.ordinal > slots {
+		d.noted = max(d.noted, d.ordinal-slots)
+	}
+	for ; d.noted < d.ordinal; d.noted++ {
+		slot := d.noted % slots
+		t := &d.journal[slot]
+		op := b.SetDeferred(journalKeyLen, t.encodedLen())
+		putJournalKey(op.Key, uint32(slot))
+		t.append(op.Value[:0])
+		if err := op.Finish(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // note needs mu, or a database that nobody else has yet.

@@ -1,34 +1,51 @@
 package blockdb
 
 import (
+	"slices"
 	"time"
-
-	"github.com/cockroachdb/pebble/v2"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
 )
 
+// claimed says what a step has taken.
+type claimed int
+
+const (
+	claimedFree      claimed = iota // no block was COMMITTED
+	claimedLate                     // some were, and nothing of that is in the log
+	claimedCommitted                // some were, and the log says so
+)
+
 // claim checks the blocks that a step wants to take: inside the cache, distinct, none of them leased.
-func (c *Cache) claim(op string, blocks []uint32) error {
+func (c *Cache) claim(op string, blocks []uint32) (got claimed, err error) {
 	if len(blocks) == 0 {
-		return fault.Invalid(op, "blocks", "is empty, allowed are 1 to %d blocks", c.rec.numBlocks)
+		return 0, fault.Invalid(op, "blocks", "is empty, allowed are 1 to %d blocks", c.rec.numBlocks)
 	}
 	c.nextStamp()
 	for _, n := range blocks {
-		if err := c.checkBlock(op, n); err != nil {
-			return err
+		if n >= c.rec.numBlocks {
+			return 0, c.checkBlock(op, n)
 		}
-		if c.stamped(n) {
-			return fault.Invalid(op, "blocks", "names block %d twice, allowed are distinct blocks", n)
+		if c.stamp[n] == c.stampN {
+			return 0, fault.Invalid(op, "blocks", "names block %d twice, allowed are distinct blocks", n)
 		}
 		c.stamp[n] = c.stampN
-		if s := c.state[n]; s != Free && s != Committed {
+		switch s := c.state[n]; {
+		case s == Free:
+		case s != Committed:
 			e := fault.New(fault.BlocksBusy, op, "block %d is %s", n, s)
 			e.Region = c.rec.name
-			return e
+			return 0, e
+		case c.tag[n] != c.db.tag && !c.db.o.trapLate:
+			got = claimedCommitted
+		default:
+			got = max(got, claimedLate)
 		}
 	}
-	return nil
+	if got == claimedLate && c.db.failure() != nil { // what became of the batch is not known
+		got = claimedCommitted
+	}
+	return got, nil
 }
 
 func checkString(op, field, s string) error {
@@ -50,8 +67,9 @@ func checkKeys(op string, keys [][]byte, blocks int) error {
 	return nil
 }
 
-// Grant takes blocks out of FREE or COMMITTED into LEASED under a generation of their own. That is in the log when
-// it returns: only then may a byte land in them. All or none of the blocks are taken.
+// Grant takes blocks out of FREE or COMMITTED into LEASED under a generation of their own. When it returns the log has none
+// of them as COMMITTED, and will have none before the lease's Commit: only then may a byte land in them. All or none of the
+// blocks are taken.
 //
 // Errors: InvalidArgument; BlocksBusy; AlreadyExists for a lease id in use; Closed; StoreFailed while the disk is
 // full or after the log failed.
@@ -66,8 +84,9 @@ func (c *Cache) Grant(r LeaseRecord) (generation uint64, err error) {
 	if err := checkString(op, "peer", r.Peer); err != nil {
 		return 0, err
 	}
-	l := &lease{id: r.LeaseID, leaseRec: leaseRec{state: Leased, kind: r.Kind, grantedNS: time.Now().UnixNano(),
-		traceID: r.TraceID, transferID: r.TransferID, peer: r.Peer, blocks: append([]uint32(nil), r.Blocks...)}}
+	l := &lease{id: r.LeaseID, cache: c.id, leaseRec: leaseRec{state: Leased, kind: r.Kind, grantedNS: time.Now().UnixNano(),
+		traceID: r.TraceID, transferID: r.TransferID, peer: r.Peer,
+		count: uint32(len(r.Blocks)), blocks: append([]uint32(nil), r.Blocks...)}}
 	d := c.db
 	d.wmu.Lock()
 	defer d.wmu.Unlock()
@@ -77,39 +96,50 @@ func (c *Cache) Grant(r LeaseRecord) (generation uint64, err error) {
 	if c.leases[r.LeaseID] != nil {
 		return 0, &fault.Error{Code: fault.AlreadyExists, Op: op, Region: c.rec.name, Detail: "the lease is open"}
 	}
-	if err := c.claim(op, l.blocks); err != nil {
+	if err := d.provide(op); err != nil {
+		return 0, err
+	}
+	got, err := c.claim(op, l.blocks)
+	if err != nil {
 		return 0, err
 	}
 	if err := d.grantable(op); err != nil {
 		return 0, err
 	}
-	if l.gen, err = d.nextGeneration(); err != nil {
-		return 0, fault.Wrap(fault.StoreFailed, op, err)
-	}
-	b := d.p.NewBatchWithSize(l.encodedLen() + 128)
-	if err := c.putLease(b, l); err != nil {
-		return 0, fault.Wrap(fault.StoreFailed, op, err)
-	}
-	if err := d.log(op, b, false); err != nil {
+	d.gen++
+	l.gen = d.gen
+	if err := c.takeOut(op, got, l.blocks, false); err != nil {
 		return 0, err
 	}
+	d.begun = append(d.begun, l)
+	l.at = len(d.begun)
 	d.mu.Lock()
-	defer d.mu.Unlock()
 	for _, n := range l.blocks {
 		c.leave(n, Leased, l.gen)
 	}
 	c.leases[l.id] = l
 	c.byGen[l.gen] = l
+	d.mu.Unlock()
 	d.stats.Grants++
 	d.stats.BlocksGranted += uint64(len(l.blocks))
+	d.late()
 	return l.gen, nil
 }
 
-func (c *Cache) putLease(b *pebble.Batch, l *lease) error {
-	op := b.SetDeferred(leaseKeyLen, l.encodedLen())
-	putLeaseKey(op.Key, c.id, l.id)
-	l.append(op.Value[:0])
-	return op.Finish()
+// takeOut does what the log needs before blocks that were claimed leave COMMITTED: where it has them as that, the step is in
+// the log when this returns.
+func (c *Cache) takeOut(op string, got claimed, blocks []uint32, must bool) error {
+	if got != claimedCommitted {
+		return nil
+	}
+	d := c.db
+	if err := d.before(op); err != nil {
+		return err
+	}
+	if err := d.addTake(c, blocks); err != nil {
+		return fault.Wrap(fault.StoreFailed, op, err)
+	}
+	return d.flush(op, must)
 }
 
 func (c *Cache) open(op string, id LeaseID) (*lease, error) {
@@ -123,9 +153,8 @@ func (c *Cache) open(op string, id LeaseID) (*lease, error) {
 	return l, nil
 }
 
-// Revoke turns a lease's blocks REVOKING: it can no longer be committed. The blocks stay taken until Free. It
-// succeeds on a full disk and after the log failed; repeated, it changes nothing. Errors: NotFound, Closed,
-// StoreFailed where not even the void marker can be written.
+// Revoke turns a lease's blocks REVOKING: it can no longer be committed. The blocks stay taken until Free. It needs no log,
+// which has not had them as COMMITTED since the Grant; repeated, it changes nothing. Errors: NotFound, Closed.
 func (c *Cache) Revoke(id LeaseID) error {
 	const op = "revoke"
 	d := c.db
@@ -133,15 +162,6 @@ func (c *Cache) Revoke(id LeaseID) error {
 	defer d.wmu.Unlock()
 	l, err := c.open(op, id)
 	if err != nil || l.state == Revoking {
-		return err
-	}
-	next := *l
-	next.state = Revoking
-	b := d.p.NewBatchWithSize(l.encodedLen() + 128)
-	if err := c.putLease(b, &next); err != nil {
-		return fault.Wrap(fault.StoreFailed, op, err)
-	}
-	if err := d.log(op, b, true); err != nil {
 		return err
 	}
 	d.mu.Lock()
@@ -154,8 +174,8 @@ func (c *Cache) Revoke(id LeaseID) error {
 	return nil
 }
 
-// Free ends a lease, revoked or not, whose fence is done: its blocks are FREE. It succeeds on a full disk and after
-// the log failed. Errors: NotFound, Closed, StoreFailed where not even the void marker can be written.
+// Free ends a lease, revoked or not, whose fence is done: its blocks are FREE, which needs no log either. Errors: NotFound,
+// Closed.
 func (c *Cache) Free(id LeaseID) error {
 	const op = "free"
 	d := c.db
@@ -169,21 +189,18 @@ func (c *Cache) Free(id LeaseID) error {
 	if l.state == Revoking {
 		how = OutcomeRevoked
 	}
-	b := d.p.NewBatch()
-	t, err := c.endLease(b, l, how, Transfer{EndedUnixNano: time.Now().UnixNano()})
+	t, err := c.endLease(l, how, Transfer{EndedUnixNano: time.Now().UnixNano()})
 	if err != nil {
 		return fault.Wrap(fault.StoreFailed, op, err)
 	}
-	if err := d.log(op, b, true); err != nil {
-		return err
-	}
 	d.mu.Lock()
-	defer d.mu.Unlock()
 	for _, n := range l.blocks {
-		c.release(n)
+		c.leave(n, Free, 0)
 	}
 	c.forget(l, t)
+	d.mu.Unlock()
 	d.stats.Frees++
+	d.late()
 	return nil
 }
 
@@ -194,9 +211,10 @@ func (c *Cache) forget(l *lease, t Transfer) {
 	c.db.note(t)
 }
 
-// Commit ends a lease whose blocks are complete: they are COMMITTED under the lease's generation. After the log
-// failed it succeeds in memory alone: those blocks are served until the process ends, which the rule for steps into
-// COMMITTED allows. Errors: InvalidArgument; LeaseRevoked; NotFound; Closed.
+// Commit ends a lease whose blocks are complete: they are COMMITTED under the lease's generation. That comes into the log
+// some milliseconds later, at the latest with Close; a daemon that is killed before does not serve them after its restart.
+// After the log failed it succeeds in memory alone: those blocks are served until the process ends. The rule for steps into
+// COMMITTED allows both. Errors: InvalidArgument; LeaseRevoked; NotFound; Closed.
 func (c *Cache) Commit(id LeaseID, r CommitRecord) error {
 	const op = "commit"
 	if err := checkString(op, "transfer_id", r.TransferID); err != nil {
@@ -218,32 +236,25 @@ func (c *Cache) Commit(id LeaseID, r CommitRecord) error {
 	if err := checkKeys(op, r.Keys, len(l.blocks)); err != nil {
 		return err
 	}
-	b := d.p.NewBatchWithSize(len(l.blocks)*(blockKeyLen+16) + 256)
-	t, err := c.endLease(b, l, OutcomeCommitted, Transfer{TransferID: r.TransferID, Peer: r.Peer, Bytes: r.Bytes,
+	t, err := c.endLease(l, OutcomeCommitted, Transfer{TransferID: r.TransferID, Peer: r.Peer, Bytes: r.Bytes,
 		TraceID: r.TraceID, EndedUnixNano: time.Now().UnixNano()})
 	if err != nil {
 		return fault.Wrap(fault.StoreFailed, op, err)
 	}
-	if err := c.putBlocks(b, l.blocks, l.gen, r.Keys); err != nil {
-		return fault.Wrap(fault.StoreFailed, op, err)
-	}
-	if d.logOnce(b) == nil {
-		d.stats.LogWrites++
-	} else {
-		d.stats.Unlogged++
-	}
-	keys := copyKeys(r.Keys)
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	c.commitAll(l.blocks, l.gen, keys)
+	c.commitAll(l.blocks, l.gen, d.tag, r.Keys)
 	c.forget(l, t)
+	d.mu.Unlock()
+	d.addLate(c, l.gen, l.blocks)
 	d.stats.Commits++
 	d.stats.BlocksCommitted += uint64(len(l.blocks))
+	d.late()
 	return nil
 }
 
 // Publish makes FREE or COMMITTED blocks COMMITTED that the owner's engine has filled itself, under a generation of
-// their own. keys is nil or has one key a block; they take the place of those that the blocks had. Errors:
+// their own, which comes into the log as late as a Commit; that they left their former one is in the log when it returns. keys
+// is nil or has one key a block; they take the place of those that the blocks had. Errors:
 // InvalidArgument; BlocksBusy for a leased block; Closed; StoreFailed.
 func (c *Cache) Publish(blocks []uint32, keys [][]byte) (generation uint64, err error) {
 	const op = "publish"
@@ -256,54 +267,39 @@ func (c *Cache) Publish(blocks []uint32, keys [][]byte) (generation uint64, err 
 	if err := c.usable(op); err != nil {
 		return 0, err
 	}
-	if err := c.claim(op, blocks); err != nil {
+	if err := d.provide(op); err != nil {
+		return 0, err
+	}
+	got, err := c.claim(op, blocks)
+	if err != nil {
 		return 0, err
 	}
 	if err := d.grantable(op); err != nil {
 		return 0, err
 	}
-	gen, err := d.nextGeneration()
-	if err != nil {
-		return 0, fault.Wrap(fault.StoreFailed, op, err)
-	}
-	b := d.p.NewBatchWithSize(len(blocks)*(blockKeyLen+16) + 128)
-	if err := c.putBlocks(b, blocks, gen, keys); err != nil {
-		return 0, fault.Wrap(fault.StoreFailed, op, err)
-	}
-	if err := d.log(op, b, false); err != nil {
+	d.gen++
+	gen := d.gen
+	if err := c.takeOut(op, got, blocks, false); err != nil {
 		return 0, err
 	}
-	kept := copyKeys(keys)
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	c.commitAll(blocks, gen, kept)
+	c.commitAll(blocks, gen, d.tag, keys)
+	d.mu.Unlock()
+	d.addLate(c, gen, slices.Clone(blocks))
 	d.stats.Publishes++
+	d.late()
 	return gen, nil
 }
 
-func (c *Cache) putBlocks(b *pebble.Batch, blocks []uint32, gen uint64, keys [][]byte) error {
-	for _, x := range c.db.ascending(blocks) {
-		n, key := x.block(), []byte(nil)
-		if keys != nil {
-			key = keys[x.index()]
+func (c *Cache) commitAll(blocks []uint32, gen uint64, tag uint32, keys [][]byte) {
+	if keys == nil {
+		for _, n := range blocks {
+			c.enter(n, gen, tag, nil)
 		}
-		op := b.SetDeferred(blockKeyLen, blockRecLen(key))
-		putBlockKey(op.Key, c.id, n)
-		putBlockRec(op.Value, gen, key)
-		if err := op.Finish(); err != nil {
-			return err
-		}
+		return
 	}
-	return nil
-}
-
-func (c *Cache) commitAll(blocks []uint32, gen uint64, keys []string) {
 	for i, n := range blocks {
-		key := ""
-		if keys != nil {
-			key = keys[i]
-		}
-		c.setCommitted(n, gen, key)
+		c.enter(n, gen, tag, keys[i])
 	}
 }
 
@@ -346,28 +342,19 @@ func (c *Cache) EvictGeneration(blocks []uint32, generation uint64) error {
 // evict needs wmu.
 func (c *Cache) evict(op string, blocks []uint32) error {
 	d := c.db
-	if err := c.claim(op, blocks); err != nil {
+	got, err := c.claim(op, blocks)
+	if err != nil || got == claimedFree {
 		return err
 	}
-	b := d.p.NewBatchWithSize(len(blocks)*(blockKeyLen+4) + 128)
-	for _, x := range d.ascending(blocks) {
-		if n := x.block(); c.logged[n] {
-			if err := c.deleteBlock(b, n); err != nil {
-				return fault.Wrap(fault.StoreFailed, op, err)
-			}
-		}
-	}
-	if b.Empty() {
-		return b.Close()
-	}
-	if err := d.log(op, b, true); err != nil {
+	if err := c.takeOut(op, got, blocks, true); err != nil {
 		return err
 	}
 	d.mu.Lock()
-	defer d.mu.Unlock()
 	for _, n := range blocks {
-		c.release(n)
+		c.leave(n, Free, 0)
 	}
+	d.mu.Unlock()
 	d.stats.Evictions += uint64(len(blocks))
+	d.late()
 	return nil
 }

@@ -2,6 +2,7 @@ package blockdb
 
 import (
 	"encoding/binary"
+	"errors"
 	"log/slog"
 	"math/rand/v2"
 	"os"
@@ -60,6 +61,23 @@ func reopen(t testing.TB, d *DB) (*DB, Recovery) {
 	require.NoError(t, d.Close())
 	return open(t, d.o)
 }
+
+// settle writes what is late.
+func settle(t testing.TB, d *DB) {
+	t.Helper()
+	d.wmu.Lock()
+	defer d.wmu.Unlock()
+	require.NoError(t, d.flushOnce())
+}
+
+// killDB closes a database without writing what is late.
+func killDB(t testing.TB, d *DB) {
+	t.Helper()
+	d.fail(errKilled)
+	require.NoError(t, d.Close())
+}
+
+var errKilled = errors.New("killed")
 
 func spec(name string, blocks uint32) AttachSpec {
 	s := AttachSpec{Name: name, NumBlocks: blocks, Model: "m", LayoutDigest: [32]byte{7},

@@ -1,7 +1,7 @@
 package blockdb
 
 // Range calls f for every block from a number on, FREE ones too, ascending, until f returns false. f sees one moment's
-// state and must not call the database; of a cache that is not attached any more it sees nothing.
+// state, must not call the database and must not keep a key; of a cache that is not attached any more it sees nothing.
 func (c *Cache) Range(from uint32, f func(Record) bool) {
 	c.db.mu.RLock()
 	defer c.db.mu.RUnlock()

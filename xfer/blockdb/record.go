@@ -11,10 +11,16 @@ import (
 const (
 	tagHead    = 1 // {1}: head
 	tagCache   = 2 // {2, cache id}: cacheRec
-	tagBlock   = 3 // {3, cache id, block as big-endian uint32}: blockRec
+	tagBlock   = 3 // {3, cache id, block as big-endian uint32}: blockRec; of version 1 alone
 	tagLease   = 4 // {4, cache id, lease id}: leaseRec
 	tagJournal = 5 // {5, slot as big-endian uint32}: Transfer
+	tagPage    = 6 // {6, cache id, page as big-endian uint32}: see page.go
+	tagStep    = 7 // {7, ordinal as big-endian uint64}: see step.go
 )
+
+// firstPaged is the version from which on pages and steps say what is COMMITTED. In version 1 it was a record a block, void
+// while any lease record named it.
+const firstPaged = 2
 
 // Limits of what a record may hold; they bound what a damaged length can make a decoder allocate.
 const (
@@ -26,7 +32,7 @@ const (
 // head is in every batch, so that the log's last batch is known from the database alone.
 type head struct {
 	seq uint64 // ordinal of the batch; the witness file holds the last one that was acknowledged
-	gen uint64 // the last generation given out
+	gen uint64 // no generation beyond it has been given out
 }
 
 // cacheRec is what a cache was attached with. The boot id is the database's, not the record's.
@@ -38,14 +44,14 @@ type cacheRec struct {
 	model     string
 }
 
-// blockRec exists for COMMITTED blocks only. It is void while any lease record names its block.
+// blockRec is version 1's: it existed for COMMITTED blocks only, and was void while any lease record named its block.
 type blockRec struct {
 	gen uint64
 	key []byte
 }
 
-// leaseRec exists while a lease is open. It alone takes its blocks out of COMMITTED: one record a lease, not one
-// a block, keeps the step that a grant waits for small.
+// leaseRec exists while a lease is open that was so when a batch was written. It tells the next start of a lease that was
+// torn; what is COMMITTED does not hang on it.
 type leaseRec struct {
 	state      State // Leased or Revoking
 	kind       Kind
@@ -54,10 +60,9 @@ type leaseRec struct {
 	traceID    [16]byte
 	transferID string
 	peer       string
-	blocks     []uint32
+	count      uint32   // of its blocks
+	blocks     []uint32 // not in the record, but for version 1's
 }
-
-func keyHead() []byte { return []byte{tagHead} }
 
 func putCacheKey(dst []byte, tag byte, id CacheID) {
 	dst[0] = tag
@@ -70,19 +75,30 @@ func cacheKey(id CacheID) []byte {
 	return k
 }
 
-const blockKeyLen = 21
+// The keys of blocks and of pages have the same shape.
+const (
+	blockKeyLen = 21
+	pageKeyLen  = 21
+)
 
-func putBlockKey(dst []byte, id CacheID, block uint32) {
-	putCacheKey(dst, tagBlock, id)
-	binary.BigEndian.PutUint32(dst[17:], block)
+func putNumberKey(dst []byte, tag byte, id CacheID, n uint32) {
+	putCacheKey(dst, tag, id)
+	binary.BigEndian.PutUint32(dst[17:], n)
 }
 
-// blockSpan returns the half-open key range of all blocks of a cache.
-func blockSpan(id CacheID) (lo, hi []byte) {
+// span returns the half-open key range of all blocks or pages of a cache.
+func span(tag byte, id CacheID) (lo, hi []byte) {
 	lo, hi = make([]byte, blockKeyLen), make([]byte, blockKeyLen)
-	putBlockKey(lo, id, 0)
-	putBlockKey(hi, id, ^uint32(0)) // MaxBlocks keeps every real block below it
+	putNumberKey(lo, tag, id, 0)
+	putNumberKey(hi, tag, id, ^uint32(0)) // MaxBlocks keeps every real number below it
 	return lo, hi
+}
+
+const stepKeyLen = 9
+
+func putStepKey(dst []byte, ordinal uint64) {
+	dst[0] = tagStep
+	binary.BigEndian.PutUint64(dst[1:], ordinal)
 }
 
 const leaseKeyLen = 33
@@ -92,16 +108,18 @@ func putLeaseKey(dst []byte, id CacheID, lease LeaseID) {
 	copy(dst[17:], lease[:])
 }
 
-func journalKey(slot uint32) []byte {
-	k := []byte{tagJournal, 0, 0, 0, 0}
-	binary.BigEndian.PutUint32(k[1:], slot)
-	return k
+const journalKeyLen = 5
+
+func putJournalKey(dst []byte, slot uint32) {
+	dst[0] = tagJournal
+	binary.BigEndian.PutUint32(dst[1:], slot)
 }
 
 var le = binary.LittleEndian
 
-func (h head) encode() []byte {
-	b := make([]byte, 0, 17)
+const headLen = 17
+
+func (h head) append(b []byte) []byte {
 	b = append(b, recordVersion)
 	b = le.AppendUint64(b, h.seq)
 	return le.AppendUint64(b, h.gen)
@@ -118,16 +136,7 @@ func (c *cacheRec) encode() []byte {
 	return appendString(b, c.model)
 }
 
-func blockRecLen(key []byte) int { return 10 + len(key) }
-
-func putBlockRec(dst []byte, gen uint64, key []byte) {
-	dst[0] = recordVersion
-	le.PutUint64(dst[1:], gen)
-	dst[9] = byte(len(key))
-	copy(dst[10:], key)
-}
-
-func (l *leaseRec) encodedLen() int { return 41 + len(l.transferID) + len(l.peer) + 4*len(l.blocks) }
+func (l *leaseRec) encodedLen() int { return 41 + len(l.transferID) + len(l.peer) }
 
 func (l *leaseRec) append(b []byte) []byte {
 	b = append(b, recordVersion, byte(l.state), byte(l.kind))
@@ -136,15 +145,12 @@ func (l *leaseRec) append(b []byte) []byte {
 	b = append(b, l.traceID[:]...)
 	b = appendString(b, l.transferID)
 	b = appendString(b, l.peer)
-	b = le.AppendUint32(b, uint32(len(l.blocks)))
-	for _, n := range l.blocks {
-		b = le.AppendUint32(b, n)
-	}
-	return b
+	return le.AppendUint32(b, l.count)
 }
 
-func (t *Transfer) encode() []byte {
-	b := make([]byte, 0, 128+len(t.TransferID)+len(t.Peer))
+func (t *Transfer) encodedLen() int { return 97 + len(t.TransferID) + len(t.Peer) }
+
+func (t *Transfer) append(b []byte) []byte {
 	b = append(b, recordVersion, byte(t.Kind), byte(t.Outcome))
 	b = append(b, t.Cache[:]...)
 	b = append(b, t.Lease[:]...)
@@ -162,16 +168,17 @@ func appendString(b []byte, s string) []byte { return append(append(b, byte(len(
 
 // reader takes a value apart. After the first field that does not fit, every later one is zero and done reports it.
 type reader struct {
-	b    []byte
-	what string
-	err  error
+	b       []byte
+	what    string
+	version byte
+	err     error
 }
 
 func newReader(what string, v []byte) *reader {
 	r := &reader{b: v, what: what}
-	if ver := r.u8(); r.err == nil && (ver < oldestRecord || ver > recordVersion) {
+	if r.version = r.u8(); r.err == nil && (r.version < oldestRecord || r.version > recordVersion) {
 		r.err = fault.New(fault.VersionMismatch, "open", "%s record has format version %d, this daemon reads %d to %d",
-			what, ver, oldestRecord, recordVersion)
+			what, r.version, oldestRecord, recordVersion)
 	}
 	return r
 }
@@ -241,6 +248,7 @@ func decodeCache(v []byte) (c cacheRec, err error) {
 
 func decodeBlock(v []byte) (b blockRec, err error) {
 	r := newReader("block", v)
+	r.check(r.version < firstPaged, "format version")
 	b.gen = r.u64()
 	if k := r.take(int(r.u8())); len(k) > 0 {
 		b.key = append([]byte(nil), k...)
@@ -255,13 +263,16 @@ func decodeLease(v []byte) (l leaseRec, err error) {
 	l.gen, l.grantedNS = r.u64(), int64(r.u64())
 	copy(l.traceID[:], r.take(16))
 	l.transferID, l.peer = r.str(), r.str()
-	n := r.u32()
+	l.count = r.u32()
 	r.check(l.state == Leased || l.state == Revoking, "state")
 	r.check(l.kind == KindWrite, "kind")
 	r.check(l.gen != 0, "generation")
-	r.check(n > 0 && uint64(len(r.b)) == 4*uint64(n), "number of blocks")
-	if r.err == nil {
-		l.blocks = make([]uint32, n)
+	r.check(l.count > 0 && l.count <= MaxBlocks, "number of blocks")
+	if r.err == nil && r.version < firstPaged {
+		r.check(uint64(len(r.b)) == 4*uint64(l.count), "number of blocks")
+	}
+	if r.err == nil && r.version < firstPaged {
+		l.blocks = make([]uint32, l.count)
 		for i := range l.blocks {
 			l.blocks[i] = r.u32()
 		}
@@ -284,16 +295,17 @@ func decodeTransfer(v []byte) (t Transfer, err error) {
 	return t, r.done()
 }
 
-// decodeKey splits a key; rest is empty for the head, the block, the lease or the slot for others.
+// decodeKey splits a key; rest is empty for the head and a cache; the block, lease, slot, page or step for others.
 func decodeKey(k []byte) (tag byte, id CacheID, rest []byte, err error) {
 	if len(k) == 0 {
 		return 0, id, nil, fmt.Errorf("empty key")
 	}
-	want := map[byte]int{tagHead: 1, tagCache: 17, tagBlock: blockKeyLen, tagLease: leaseKeyLen, tagJournal: 5}[k[0]]
+	want := map[byte]int{tagHead: 1, tagCache: 17, tagBlock: blockKeyLen, tagLease: leaseKeyLen, tagJournal: journalKeyLen,
+		tagPage: pageKeyLen, tagStep: stepKeyLen}[k[0]]
 	if len(k) != want {
 		return 0, id, nil, fmt.Errorf("key of kind %d and %d bytes is not one of this version's", k[0], len(k))
 	}
-	if k[0] == tagHead || k[0] == tagJournal {
+	if k[0] == tagHead || k[0] == tagJournal || k[0] == tagStep {
 		return k[0], id, k[1:], nil
 	}
 	copy(id[:], k[1:17])

@@ -50,7 +50,7 @@ func (d *DB) load(minSeq uint64, rec *Recovery) (err error) {
 			_ = d.closePebble()
 			clear(d.dormant)
 			clear(d.journal)
-			d.ordinal = 0
+			d.ordinal, d.noted, d.steps, d.stepBytes, d.open = 0, 0, 0, 0, nil
 		}
 	}()
 	if err := d.failure(); err != nil {
@@ -63,7 +63,7 @@ func (d *DB) load(minSeq uint64, rec *Recovery) (err error) {
 	if h.seq < minSeq {
 		return fmt.Errorf("the log ends at batch %d of %d", h.seq, minSeq)
 	}
-	d.seq, d.gen = h.seq, h.gen
+	d.seq, d.gen, d.reserved = h.seq, h.gen, 0
 	return d.freeTorn(rec)
 }
 
@@ -80,8 +80,8 @@ func (d *DB) begin(rec *Recovery) (err error) {
 	if d.p, err = d.openPebble(); err != nil {
 		return err
 	}
-	d.seq, d.gen = 0, epoch<<counterBits
-	return d.logOnce(d.p.NewBatch())
+	d.seq, d.gen, d.reserved = 0, epoch<<counterBits, 0
+	return d.flushOnce()
 }
 
 func (d *DB) removeLog() error {
@@ -121,6 +121,10 @@ func (d *DB) scan() (h head, err error) {
 			err = d.scanBlock(id, binary.BigEndian.Uint32(rest), v)
 		case tagLease:
 			err = d.scanLease(id, LeaseID(rest), v)
+		case tagPage:
+			err = d.scanPage(id, binary.BigEndian.Uint32(rest), v)
+		case tagStep:
+			err = d.scanStep(binary.BigEndian.Uint64(rest), v)
 		case tagJournal:
 			var t Transfer
 			if t, err = decodeTransfer(v); err == nil {
@@ -151,7 +155,8 @@ func (d *DB) scanBlock(id CacheID, block uint32, v []byte) error {
 	if c == nil || block >= c.rec.numBlocks {
 		return errors.New("block record without its cache")
 	}
-	c.setCommitted(block, b.gen, string(b.key))
+	c.enter(block, b.gen, 0, b.key)
+	c.records = true
 	return nil
 }
 
@@ -171,7 +176,7 @@ func (d *DB) scanLease(id CacheID, lid LeaseID, v []byte) error {
 		}
 		c.stamp[n] = c.stampN
 	}
-	l := &lease{id: lid, leaseRec: r}
+	l := &lease{id: lid, cache: id, leaseRec: r, logged: true}
 	c.leases[lid] = l
 	c.byGen[r.gen] = l
 	for _, n := range r.blocks {
@@ -192,27 +197,38 @@ func (d *DB) loadJournal(all []Transfer) {
 	}
 }
 
-// freeTorn frees the blocks of every lease that was open: bytes of it may have landed, and nobody will say which.
+// freeTorn ends every lease that was open: bytes of it may have landed, and nobody will say which. What the log has of blocks
+// is written anew: pages in the place of steps and of a former version's records.
 func (d *DB) freeTorn(rec *Recovery) error {
-	b := d.p.NewBatch()
+	d.noted = d.ordinal
 	now := time.Now().UnixNano()
 	for _, c := range d.dormant {
 		for _, l := range c.leases {
 			rec.OpenLeases++
-			rec.TornBlocks += len(l.blocks)
-			t, err := c.endLease(b, l, OutcomeTorn, Transfer{EndedUnixNano: now})
+			rec.TornBlocks += int(l.count)
+			t, err := c.endLease(l, OutcomeTorn, Transfer{EndedUnixNano: now})
 			if err != nil {
 				return err
 			}
 			d.note(t)
 			for _, n := range l.blocks {
-				c.release(n)
+				c.leave(n, Free, 0)
 			}
 		}
 		clear(c.leases)
 		clear(c.byGen)
 		rec.Caches++
 		rec.Committed += c.committed
+		if c.records {
+			lo, hi := span(tagBlock, c.id)
+			if err := d.batch().DeleteRange(lo, hi, nil); err != nil {
+				return err
+			}
+			c.records = false
+		}
 	}
-	return d.logOnce(b)
+	if err := d.fold(); err != nil {
+		return err
+	}
+	return d.flushOnce()
 }

@@ -184,6 +184,7 @@ func TestDamagedFilesServeNothingTorn(t *testing.T) {
 	rng, seed := seeded(t)
 	o := memOptions()
 	o.BallastBytes = -1
+	o.lateMost, o.foldBytes = 256, 8<<10
 	d, _ := open(t, o)
 	c, _ := attach(t, d, spec("a", 256))
 	// Several tables, a MANIFEST with history and a WAL; then leases open at the end, over committed blocks.
@@ -199,6 +200,7 @@ func TestDamagedFilesServeNothingTorn(t *testing.T) {
 			vouch = append(vouch, Vouch{uint32(b), g})
 		}
 	}
+	settle(t, d)
 	crashed := killed(t, o.FS)
 	require.NoError(t, d.Close())
 
@@ -284,22 +286,28 @@ func TestSetAsideIsBounded(t *testing.T) {
 
 // TestUnknownVersionIsNotRead puts, for each kind of record, one of a newer version into the log.
 func TestUnknownVersionIsNotRead(t *testing.T) {
-	block := make([]byte, blockKeyLen)
 	s := spec("a", 4)
-	putBlockKey(block, s.Binding.CacheID, 3)
+	block, page := make([]byte, blockKeyLen), make([]byte, pageKeyLen)
+	putNumberKey(block, tagBlock, s.Binding.CacheID, 3)
+	putNumberKey(page, tagPage, s.Binding.CacheID, 0)
+	step, entry := make([]byte, stepKeyLen), make([]byte, journalKeyLen)
+	putStepKey(step, 0)
+	putJournalKey(entry, 1)
 	lease := make([]byte, leaseKeyLen)
 	putLeaseKey(lease, s.Binding.CacheID, lid(7))
-	for name, key := range map[string][]byte{"head": keyHead(), "cache": cacheKey(s.Binding.CacheID), "block": block,
-		"lease": lease, "journal": journalKey(1), "unknown kind": {77, 1}} {
+	for name, key := range map[string][]byte{"head": {tagHead}, "cache": cacheKey(s.Binding.CacheID), "block": block,
+		"lease": lease, "journal": entry, "page": page, "step": step, "unknown kind": {77, 1}} {
 		t.Run(name, func(t *testing.T) {
 			d, _ := open(t, testOptions(t.TempDir()))
 			c, _ := attach(t, d, s)
 			g := filled(t, c, 1, 0, 1)
+			settle(t, d)
 			require.NoError(t, d.p.Set(key, []byte{recordVersion + 1, 1, 2, 3}, pebble.Sync))
-			d, rec := reopen(t, d)
+			killDB(t, d)
+			d, rec := open(t, d.o)
 			assert.NotEmpty(t, rec.SetAside)
 			if name != "unknown kind" {
-				assert.Contains(t, rec.Reason, "format version 2")
+				assert.Contains(t, rec.Reason, fmt.Sprint("format version ", recordVersion+1))
 			}
 			_, served := attach(t, d, s, vouchAll(g, 0, 1)...)
 			assert.Empty(t, served)
@@ -311,9 +319,9 @@ func TestUnknownVersionIsNotRead(t *testing.T) {
 func TestImpossibleRecordsAreNotRead(t *testing.T) {
 	s := spec("a", 4)
 	id, other := s.Binding.CacheID, CacheID{1}
-	blockKey := func(id CacheID, b uint32) []byte {
+	number := func(tag byte, id CacheID, n uint32) []byte {
 		k := make([]byte, blockKeyLen)
-		putBlockKey(k, id, b)
+		putNumberKey(k, tag, id, n)
 		return k
 	}
 	leaseKey := func(id CacheID, n uint64) []byte {
@@ -321,27 +329,34 @@ func TestImpossibleRecordsAreNotRead(t *testing.T) {
 		putLeaseKey(k, id, lid(n))
 		return k
 	}
-	rec := make([]byte, blockRecLen(nil))
-	putBlockRec(rec, 5, nil)
-	lease := func(blocks ...uint32) []byte {
-		return (&leaseRec{state: Leased, kind: KindWrite, gen: 9, blocks: blocks}).append(nil)
+	stepKey := func(n uint64) []byte {
+		k := make([]byte, stepKeyLen)
+		putStepKey(k, n)
+		return k
 	}
+	lease := (&leaseRec{state: Leased, kind: KindWrite, gen: 9, count: 1}).append(nil)
 	for name, kv := range map[string][2][]byte{
-		"block of no cache":          {blockKey(other, 0), rec},
-		"block out of range":         {blockKey(id, 4), rec},
-		"lease of no cache":          {leaseKey(other, 8), lease(1)},
-		"lease out of range":         {leaseKey(id, 8), lease(4)},
-		"lease with a block twice":   {leaseKey(id, 8), lease(1, 1)},
-		"lease of a leased block":    {leaseKey(id, 8), lease(2)},
-		"lease without a block":      {leaseKey(id, 8), lease()},
+		"page of no cache":           {number(tagPage, other, 0), onePage(1, nil)},
+		"page out of range":          {number(tagPage, id, 1), onePage(1, nil)},
+		"page with too many blocks":  {number(tagPage, id, 0), onePage(1<<4, nil)},
+		"page without a block":       {number(tagPage, id, 0), onePage(0, nil)},
+		"step of no cache":           {stepKey(0), oneStep(stepTake, other, 1)},
+		"step out of range":          {stepKey(0), oneStep(stepTake, id, 4)},
+		"step without a block":       {stepKey(0), oneStep(stepTake, id)},
+		"step before it is missing":  {stepKey(1), oneStep(stepTake, id, 1)},
+		"block of this version":      {number(tagBlock, id, 0), {recordVersion, 5, 0, 0, 0, 0, 0, 0, 0, 0}},
+		"lease of no cache":          {leaseKey(other, 8), lease},
+		"lease without a block":      {leaseKey(id, 8), (&leaseRec{state: Leased, kind: KindWrite, gen: 9}).append(nil)},
 		"cache with too many blocks": {cacheKey(id), (&cacheRec{numBlocks: math.MaxUint32}).encode()},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d, _ := open(t, testOptions(t.TempDir()))
 			c, _ := attach(t, d, s)
 			grant(t, c, write(1, 2))
+			settle(t, d)
 			require.NoError(t, d.p.Set(kv[0], kv[1], pebble.Sync))
-			_, rec := reopen(t, d)
+			killDB(t, d)
+			_, rec := open(t, d.o)
 			assert.NotEmpty(t, rec.SetAside)
 		})
 	}
@@ -394,10 +409,12 @@ func TestManifestThatLostItsEndServesAllOrNothing(t *testing.T) {
 	rng, _ := seeded(t)
 	o := memOptions()
 	o.BallastBytes = -1
+	o.lateMost, o.foldBytes = 256, 8<<10
 	d, _ := open(t, o)
 	c, _ := attach(t, d, spec("a", 256))
 	randomSteps(t, c, rng, 300, true)
 	// A start moves the log into a table and names it in a MANIFEST of its own; newer records are in the log alone.
+	settle(t, d)
 	held := killed(t, o.FS)
 	require.NoError(t, d.Close())
 	o.FS = held
@@ -408,6 +425,7 @@ func TestManifestThatLostItsEndServesAllOrNothing(t *testing.T) {
 	}
 	c, _ = attach(t, d, spec("a", 256), all...)
 	randomSteps(t, c, rng, 20, true)
+	settle(t, d)
 	require.Eventually(t, func() bool { // what the table has replaced goes in its own time
 		files, err := held.List("/store/db")
 		require.NoError(t, err)

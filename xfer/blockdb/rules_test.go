@@ -190,7 +190,7 @@ func TestAttachServesTheIntersection(t *testing.T) {
 	assert.Equal(t, ".C...C..........", picture(t, c))
 	r5, err = c.State(5)
 	require.NoError(t, err)
-	assert.Equal(t, "k5", r5.Key)
+	assert.Equal(t, "k5", string(r5.Key))
 	assert.Equal(t, 2, c.Committed())
 
 	// What was not vouched for is gone for good, though it is vouched for later.

@@ -111,7 +111,7 @@ type Record struct {
 	State      State
 	Generation uint64  // 0 for FREE
 	Lease      LeaseID // set while LEASED or REVOKING
-	Key        string  // of a COMMITTED block, "" is none
+	Key        []byte  // of a COMMITTED block, empty is none; not to be changed
 }
 
 // Lease is one open lease.

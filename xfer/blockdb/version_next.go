@@ -4,6 +4,6 @@ package blockdb
 
 // The build of version.NextTag writes records of the next version and reads those of this one.
 const (
-	recordVersion = 2
+	recordVersion = 3
 	oldestRecord  = 1
 )

@@ -47,7 +47,7 @@ func TestKeysStayWithTheirBlocks(t *testing.T) {
 	got := map[uint32]string{}
 	c.Blocks(func(r Record) bool {
 		if r.State == Committed {
-			got[r.Block] = r.Key
+			got[r.Block] = string(r.Key)
 		}
 		return true
 	})
