@@ -36,8 +36,8 @@ def _first(seed: int, blocks: int) -> _Words:
     x: _Words = (np.uint64(seed) << np.uint64(32) ^ np.arange(blocks, dtype=np.uint64)) + _STEP
     x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-    x = x ^ x >> np.uint64(31)
-    return x
+    mixed: _Words = x ^ x >> np.uint64(31)
+    return mixed
 
 
 def _pieces(case: Case) -> list[slice]:
@@ -73,13 +73,14 @@ def check(memory: Memory, case: Case, side: str, seed: int) -> None:
     first, row = _first(seed, case.blocks), _row(case)
     for piece in _pieces(case):
         found = words[ids[piece]]
-        wrong = found != first[piece, None] + row
+        expected = first[piece, None] + row
+        wrong = found != expected
         if wrong.any():
             block, word = (int(v) for v in np.argwhere(wrong)[0])
             position = piece.start + block
             raise WrongBytesError(
                 f"position {position} of the list (block {ids[position]}) holds {int(found[block, word]):#x}"
-                f" at byte {8 * word}, expected {int(first[position] + row[word]):#x}"
+                f" at byte {8 * word}, expected {int(expected[block, word]):#x}"
             )
     for start in range(1, STRIDE):
         gaps = words[start::STRIDE]

@@ -59,7 +59,7 @@ class Process:
     def __init__(
         self, engine: str, way: str, side: str, env: Mapping[str, str], log: Path, cpu: int | None
     ) -> None:
-        self.name, self.log = f"{engine} ({side})", log
+        self.name, self.log = f"{engine.rpartition('.')[2]} ({side})", log
         self._left = b""
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
@@ -76,12 +76,14 @@ class Process:
     def tell(self, do: str, **fields: Any) -> None:
         """Asks without waiting."""
         assert self.process.stdin is not None
-        with contextlib.suppress(OSError):  # it has ended; hear says how
+        with contextlib.suppress(OSError, ValueError):  # it has ended; hear says how
             self.process.stdin.write(json.dumps({"do": do, **fields}).encode() + b"\n")
 
     def hear(self) -> dict[str, Any]:
         """The answer to what was told."""
         assert self.process.stdout is not None
+        if self.process.stdout.closed:
+            raise FailedError(f"{self.name} ended with status {self.process.returncode}")
         while b"\n" not in self._left:
             if not select.select([self.process.stdout], [], [], PATIENCE)[0]:
                 raise FailedError(f"{self.name} does not answer within {PATIENCE:.0f} s")
@@ -128,7 +130,7 @@ class Pair:
     ) -> None:
         """
         Args:
-            engine: its module in engines/.
+            engine: its module, as engines.nixl.
             env: each side's environment beyond this process's.
             directory: for the workers' logs.
             daemons: pids that work for the pair, and for others in turn.

@@ -149,12 +149,10 @@ class Run:
         self, transport: str, number: int, case: Case, daemons: Daemons | None, why: str, directory: Path
     ) -> None:
         contenders = []
+        absent: dict[str, str] = {}
         for c in self.o.columns:
-            reason = (
-                c.absent.get(transport)
-                or self.missing.get(c.package, "")
-                or (why if c.engine == "kvxfer" else "")
-            )
+            reason = c.absent.get(transport) or self.missing.get(c.package, "")
+            reason = reason or (why if c.engine == "kvxfer" else "")
             if reason:
                 absent[c.name] = reason
                 continue
@@ -184,7 +182,7 @@ class Run:
             sdk = str(REPOSITORY / "sdk" / "python" / "src")
             env = {side: {"PYTHONPATH": sdk, "KVXFER_SOCKET": daemons.sockets[side]} for side in SIDES}
         return Pair(
-            c.engine,
+            f"engines.{c.engine}",
             way,
             case,
             env,

@@ -240,8 +240,8 @@ def _details(record: Record, shown: Sequence[Column]) -> list[str]:
     ]
     return [
         f"What else a list costs ({detail}, {record.rows()[0][2].upper()}): medians; `register` of kvxfer "
-        "allocates the memory too; `memory` is resident above the buffers and above Python with numpy, of all "
-        "processes; `at rest` in processors of 100%",
+        "allocates the memory too; `memory` is resident above buffers and Python with numpy, of all "
+        "processes; `at rest`: processors used when nothing is asked of it",
         "",
         *_grid(head, rows),
     ]

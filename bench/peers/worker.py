@@ -1,8 +1,7 @@
-"""One side of one engine: does what the lines of stdin ask for, until stdin ends. ``worker.py ENGINE WAY
-SIDE``.
+"""One side of one engine: does what the lines of stdin ask for, until stdin ends.
 
-A line is a JSON object with the field ``do``; the answer is one too, with ``error`` where it could not be
-done. See pair.py, which asks."""
+``worker.py MODULE WAY SIDE``. A line is a JSON object with the field ``do``; the answer is one too, with
+``error`` where it could not be done. See pair.py, which asks."""
 
 from __future__ import annotations
 
@@ -90,7 +89,7 @@ def main() -> None:
     engine, way, side = sys.argv[1:]
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    module = importlib.import_module(f"engines.{engine}")
+    module = importlib.import_module(engine)
     try:
         worker = Worker(lambda: cast("Engine", module.make(side, way)), side)
     except Exception as e:

@@ -81,7 +81,10 @@ class _Blocks(_Side):
 
     def grant(self, op: str) -> str:
         self.clear()
-        self.lease = self.cache.lease(self.ids, mode=op, ttl=LONG)
+        if op == WRITE:
+            self.lease = self.cache.lease(self.ids, ttl=LONG)
+        else:
+            self.lease = self.cache.lease(self.ids, mode="read", ttl=LONG)
         return str(self.lease.ticket)
 
     def settle(self, op: str) -> None:
