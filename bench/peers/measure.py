@@ -20,8 +20,10 @@ from spread import quantile, repeats, spread
 
 FIRST = 3
 """Transfers of the first go, which does not count."""
-WARM = 4
-"""Transfers after an engine goes on again, at least two."""
+WARM_S = 0.005
+"""How long transfers do not count after an engine goes on again; at least two of them."""
+LEAST_ROUNDS = 2
+"""What an operation gets, however slow the machine is."""
 REST_S = 0.6
 """How long an engine is watched doing nothing."""
 
@@ -42,6 +44,7 @@ class Contender:
     found: bool = False
     # Of the operation that is measured.
     count: int = 0
+    warm: int = 0
     took: list[int] = field(default_factory=list)
     held: list[int] = field(default_factory=list)
     cpu: int = 0
@@ -71,12 +74,14 @@ class Rounds:
         self.rounds, self.seconds = rounds, seconds
         self.seed = 0
 
-    def operation(self, op: str) -> list[Cell]:
-        """Measures one operation."""
+    def operation(self, op: str, until: float = float("inf")) -> list[Cell]:
+        """Measures one operation. After ``until`` of time.monotonic() no further round begins."""
         for c in self.contenders:
             c.reset()
             self._try(c, lambda c=c: self._begin(c, op))  # type: ignore[misc]
         for number in range(self.rounds):
+            if number >= LEAST_ROUNDS and time.monotonic() > until:
+                break
             shift = number % len(self.contenders)
             for c in [*self.contenders[shift:], *self.contenders[:shift]]:
                 if not c.error:
@@ -139,7 +144,8 @@ class Rounds:
         if not pair.grants:  # the first ones were slow
             pair.run(op, repeats(min(took) / 1e9, part / 4, most=100))
             took, _ = pair.samples()
-        c.count = repeats(wall if pair.grants else quantile(took, 0.5) / 1e9, part)
+        one = wall if pair.grants else quantile(took, 0.5) / 1e9
+        c.count, c.warm = repeats(one, part), repeats(one, WARM_S)
 
     def _verified(self, pair: Pair, op: str, count: int) -> None:
         """Transfers of new contents, compared."""
@@ -168,7 +174,7 @@ class Rounds:
         source, target = pair.ends(op)
         self.seed += 1
         source.ask("fill", seed=self.seed)
-        pair.run(op, max(2, min(WARM, c.count)))
+        pair.run(op, c.warm)
         pair.samples()
         used, ours, machine, begun = pair.cpu_ns(), self._ours(), machine_ns(), time.perf_counter_ns()
         pair.run(op, c.count)

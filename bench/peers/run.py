@@ -50,6 +50,9 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     p.add_argument(
         "--seconds", type=float, default=1.0, help="that each way works in each, 0.01..600; default 1"
     )
+    p.add_argument(
+        "--minutes", type=float, default=14, help="about how long at most; fewer rounds then; default 14"
+    )
     p.add_argument("--quick", action="store_true", help="three lists, shorter: about two minutes")
     p.add_argument("--pin", action="store_true", help="one processor for each side's processes")
     p.add_argument("--no-marks", action="store_true", help="without plain UCX, iperf3 and the copy of memory")
@@ -70,9 +73,11 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     except ValueError as e:
         p.error(str(e))
     if o.quick:
-        o.rounds, o.seconds = min(o.rounds, 3), min(o.seconds, 0.4)
+        o.rounds, o.seconds, o.minutes = min(o.rounds, 3), min(o.seconds, 0.4), min(o.minutes, 2)
     if not (1 <= o.rounds <= 1000 and 0.01 <= o.seconds <= 600):
         p.error("--rounds: allowed 1..1000, --seconds: allowed 0.01..600")
+    if not 0 <= o.minutes <= 10000:
+        p.error("--minutes: allowed 0..10000")
     if o.pin and len(os.sched_getaffinity(0)) < 2:
         p.error("--pin needs two processors")
     return o
@@ -88,6 +93,7 @@ def command(o: argparse.Namespace) -> str:
     if not o.quick:
         words += ["--rounds", str(o.rounds)] if o.rounds != 5 else []
         words += ["--seconds", f"{o.seconds:g}"] if o.seconds != 1 else []
+        words += ["--minutes", f"{o.minutes:g}"] if o.minutes != 14 else []
     arguments = shlex.join(words)
     return f'make bench-peers ARGS="{arguments}"' if words else "make bench-peers"
 
@@ -115,6 +121,8 @@ class Run:
     def all(self) -> None:
         """Measures everything that was asked for."""
         begun = time.monotonic()
+        self.end = begun + 60 * self.o.minutes
+        self.left = len(self.o.transports) * len(self.o.cases) * len(self.o.ops)
         self.record.date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
         for transport in self.o.transports:
             directory = self.directory / transport
@@ -163,7 +171,9 @@ class Run:
         try:
             for op in self.o.ops:
                 say(f"{transport} {case.name} {op}")
-                cells = rounds.operation(op)
+                now = time.monotonic()
+                cells = rounds.operation(op, now + max(0.0, self.end - now) / self.left)
+                self.left -= 1
                 cells += [Cell(transport, case.name, op, name, "", error=e) for name, e in absent.items()]
                 cells.sort(key=lambda cell: NAMES.index(cell.column))
                 self.record.cells += cells
