@@ -40,7 +40,7 @@ def svg(record: Record) -> str:
         *_legend(shown),
     ]
     for i, transport in enumerate(transports):
-        low, high = _decades(record, transport)
+        low, high = _range(record, transport)
         for j, op in enumerate(ops):
             x, y = LEFT + j * (width + GAP), TOP + i * (PANEL_HEIGHT + BOTTOM)
             cases = list(dict.fromkeys(c for t, c, o in rows if (t, o) == (transport, op)))
@@ -58,14 +58,16 @@ def _legend(shown: Sequence[Column]) -> list[str]:
     return [*out, f'<text x="{LEFT}" y="44" fill="#5a6272">{words}</text>']
 
 
-def _decades(record: Record, transport: str) -> tuple[int, int]:
-    """The powers of ten, in us, that hold all values of a transport."""
+def _range(record: Record, transport: str) -> tuple[float, float]:
+    """Times in us that hold all values of a transport: 1, 2 or 5 times a power of ten."""
     spreads = [c.time_us for c in record.cells if c.transport == transport and c.time_us]
     if not spreads:
-        return 0, 1
-    low = math.floor(math.log10(min(s.p25 for s in spreads)))
-    high = math.ceil(math.log10(max(s.p75 for s in spreads)))
-    return low, max(high, low + 1)
+        return 1.0, 10.0
+    least, most = min(s.p25 for s in spreads), max(s.p75 for s in spreads)
+    steps = [k * 10.0**power for power in range(-4, 10) for k in (1, 2, 5)]
+    low = max((s for s in steps if s < least), default=steps[0])
+    high = min((s for s in steps if s > most), default=steps[-1])
+    return low, high
 
 
 class _Panel:
@@ -76,24 +78,25 @@ class _Panel:
         op: str,
         cases: Sequence[str],
         place: tuple[float, float, float],
-        decades: tuple[int, int],
+        bounds: tuple[float, float],
     ) -> None:
         self.record, self.transport, self.op, self.cases = record, transport, op, cases
         self.x, self.y, self.width = place
-        self.low, self.high = decades
+        self.low, self.high = bounds
 
     def at(self, us: float) -> float:
-        share = (math.log10(us) - self.low) / (self.high - self.low)
+        share = math.log(us / self.low) / math.log(self.high / self.low)
         return self.y + PANEL_HEIGHT - share * (PANEL_HEIGHT - 28)
 
     def draw(self, shown: Sequence[Column]) -> list[str]:
         bottom, right = self.y + PANEL_HEIGHT, self.x + self.width
         title = f"{self.op.upper()}, {TRANSPORT_TITLES[self.transport]}"
         out = [f'<text x="{self.x:.0f}" y="{self.y + 14:.0f}" font-weight="600">{escape(title)}</text>']
-        for power in range(self.low, self.high + 1):
-            y = self.at(10.0**power)
+        powers = (10.0**p for p in range(-4, 10))
+        for us in sorted({self.low, self.high, *(p for p in powers if self.low < p < self.high)}):
+            y = self.at(us)
+            label = f"{us:g} us" if us < 1000 else f"{us / 1000:g} ms"
             out.append(f'<path d="M{self.x:.1f} {y:.1f}H{right:.1f}" stroke="{FAINT}"/>')
-            label = duration(10.0**power)
             out.append(f'<text x="{self.x - 8:.1f}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
         step = self.width / max(1, len(self.cases))
         for i, case in enumerate(self.cases):

@@ -10,6 +10,8 @@ from record import Cell, Record
 from spread import Spread
 
 NONE = "-"
+SMALL = 64 << 10
+"""A list of fewer bytes has no speed in GB/s worth a column; its processor time is that of a transfer."""
 TRANSPORT_TITLES = {TCP: "TCP on loop-back", HOST: "two processes of the same host"}
 DETAIL = ("1024x4KiB", "1024x16KiB")
 """The list whose submission, footprint and registration are shown: the first of these that was measured, else
@@ -82,7 +84,8 @@ def markdown(record: Record) -> str:
         out += _grid(["list", "", *(c.title for c in here)], _speed_rows(record, transport, here))
         if ways := _legend(here, transport):
             out += ["", ways]
-        out += ["", f"Processor time over {title}, seconds of all processes of the engine for 10^9 bytes", ""]
+        words = "seconds of all the engine's processes for 10^9 bytes; of the smallest lists, of one transfer"
+        out += ["", f"Processor time, {title}: {words}", ""]
         out += _grid(["list", "", *(c.title for c in here), "others"], _cpu_rows(record, transport, here))
         out += [""]
     out += _details(record, shown)
@@ -188,7 +191,9 @@ def _speed_rows(record: Record, transport: str, shown: Sequence[Column]) -> list
             if cell is None or cell.time_us is None:
                 row.append(NONE)
                 continue
-            words = f"{durations(cell.time_us)}, {maybe(cell.gbps)}"
+            words = durations(cell.time_us)
+            if parse(case).bytes >= SMALL:
+                words += f", {maybe(cell.gbps)}"
             best = f"**{words}**" if cell.time_us.median == min(times) else words
             row.append(best + _letter(column, transport, cell.way))
         rows.append(row)
@@ -202,9 +207,18 @@ def _cpu_rows(record: Record, transport: str, shown: Sequence[Column]) -> list[l
             continue
         cells = [record.best(t, case, op, c.name) for c in shown]
         others = [c.others for c in cells if c and c.others is not None]
-        row = [case, op.upper(), *(maybe(c.cpu_s_per_gb if c else None) for c in cells)]
+        row = [case, op.upper(), *(_cpu(c) for c in cells)]
         rows.append([*row, f"{100 * max(others):.0f}%" if others else NONE])
     return rows
+
+
+def _cpu(cell: Cell | None) -> str:
+    if cell is None or cell.cpu_s_per_gb is None:
+        return NONE
+    size_of = parse(cell.case).bytes
+    if size_of >= SMALL:
+        return number(cell.cpu_s_per_gb)
+    return duration(cell.cpu_s_per_gb * size_of / 1e3)
 
 
 def _details(record: Record, shown: Sequence[Column]) -> list[str]:
