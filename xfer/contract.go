@@ -15,6 +15,8 @@ type Sink interface {
 	LeaseEnded(ev wire.LeaseEvent, notification []byte)
 	// Granted comes before any other event of a lease that another process of the client's engine asked for.
 	Granted(ev wire.GrantedEvent, blocks []uint32)
+	// Prepared says that posts of a prepared transfer may begin.
+	Prepared(wire.PreparedEvent)
 	TransferEnded(wire.TransferEvent)
 	Released(wire.Released)
 	HolderEnded(ev wire.HolderEvent, notification []byte)

@@ -74,6 +74,9 @@
 //   - a trace is gathered from the nodes that its spans name, of the asker's tenant alone, in a bounded answer:
 //     TestTraceFollowsTheNamedNodes, TestTraceAnswersAreBounded, TestTraceOfWrongPeers, TestTraceOfIsChecked
 //   - a transfer that is not recorded makes nothing for traces but the ids that travel: TestUnrecordedTransferCostsItsIDs
+//   - a prepared list is moved by each of its posts, ends as a transfer does, and nothing of it lands afterwards:
+//     TestPreparedPostsMoveTheListEachTime, TestPreparedBlocksCommit, TestPreparedEnds, TestPostDeadline; unused, it holds no
+//     drain up: TestDrainEndsIdleLists; nothing is committed that was never posted: TestFinishWithoutAPost
 //   - a fleet restarts under load without a request lost or a wrong byte: test_rolling_upgrade (test/integration)
 //   - nodes agree on durations alone, their clocks may be hours apart: TestClocksHoursApart
 package xfer

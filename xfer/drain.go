@@ -15,6 +15,7 @@ func (e *Engine) StopGranting() {
 	for _, g := range e.allGrants() { // nobody can bind these any more, so there is nothing to wait for
 		g.revokeUnbound(fault.Draining)
 	}
+	e.drainPrepared()
 }
 
 // Idle waits until no lease and no transfer is left, or until ctx ends, and says which.

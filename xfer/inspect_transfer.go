@@ -124,6 +124,12 @@ func (p *transfer) waits(k *look, row *wire.TransferRow) *wire.Waiting {
 		w = k.waits(wire.WaitBind, fmt.Sprintf("the answer of %s to BIND (link over %s is up)", peer, row.Provider), p.asked)
 	case protocol.TransferOpen:
 		switch {
+		case p.posts != nil:
+			rounds, running := p.posts.count()
+			if running == 0 {
+				return k.waits(wire.WaitClient, fmt.Sprintf("the client %s to post its list again or to finish: %d posts have ended well", who(row), rounds), p.moved)
+			}
+			w = k.waits(wire.WaitProvider, fmt.Sprintf("provider %s to complete %d posts of the list; %d have ended well", row.Provider, running, rounds), p.moved)
 		case row.Outstanding > 0:
 			return p.waitsForProvider(k, row)
 		case row.HandedOver < row.Pieces:

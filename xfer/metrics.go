@@ -164,6 +164,15 @@ func (f *fabricMetrics) completed(p *transfer, ev *rdma.Event) {
 	}
 }
 
+// posted counts what a post of a prepared transfer has moved by copying.
+func (f *fabricMetrics) posted(p *transfer, bytes uint64) {
+	if p.write {
+		f.sent.Add(bytes)
+	} else {
+		f.received.Add(bytes)
+	}
+}
+
 // arrived counts what a peer has written here. It is called for every operation.
 func (f *fabricMetrics) arrived(ev *rdma.Event) { f.received.Add(ev.Bytes) }
 

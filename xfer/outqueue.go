@@ -39,7 +39,10 @@ type outQueue struct {
 }
 
 // outPart is (layer, first, count) of a transfer.
-type outPart struct{ layer, first, count uint32 }
+type outPart struct {
+	layer, first, count uint32
+	run                 *post // of a prepared transfer: the post that it belongs to
+}
 
 // outParts is what a transfer has in the queue.
 type outParts struct {
@@ -69,7 +72,28 @@ func (q *outQueue) add(p *transfer, layer, first, count uint32) {
 		o = &outParts{p: p, flying: map[uint32]struct{}{}}
 		q.of[p] = o
 	}
-	o.parts = append(o.parts, outPart{layer, first, count})
+	o.parts = append(o.parts, outPart{layer: layer, first: first, count: count})
+	if !o.waiting {
+		o.waiting = true
+		q.turn = append(q.turn, o)
+	}
+	failed := q.pump()
+	q.mu.Unlock()
+	q.fail(failed)
+}
+
+// addPost queues a post of a prepared transfer and posts what fits. The caller holds the posts' lock.
+func (q *outQueue) addPost(p *transfer, parts []outPart, run *post) {
+	q.mu.Lock()
+	o := q.of[p]
+	if o == nil {
+		o = &outParts{p: p, flying: map[uint32]struct{}{}}
+		q.of[p] = o
+	}
+	for _, x := range parts {
+		x.run = run
+		o.parts = append(o.parts, x)
+	}
 	if !o.waiting {
 		o.waiting = true
 		q.turn = append(q.turn, o)
@@ -118,6 +142,10 @@ func (q *outQueue) fail(parts []failure) {
 	}
 	q.e.wg.Go(func() {
 		for _, f := range parts {
+			if f.part.run != nil {
+				f.part.run.partEnded(f.part, f.code, false)
+				continue
+			}
 			f.p.step(protocol.TransferEvent{Kind: protocol.TransferCompletion, Layer: f.part.layer, First: f.part.first, Count: f.part.count, Code: f.code})
 		}
 	})
@@ -185,7 +213,7 @@ func (q *outQueue) build() (n int, full bool) {
 			return n, true
 		}
 		q.turn = q.turn[1:]
-		take := outPart{part.layer, part.first, count}
+		take := outPart{part.layer, part.first, count, part.run}
 		part.first += count
 		if part.count -= count; part.count == 0 {
 			o.parts = o.parts[1:]
@@ -248,7 +276,11 @@ func (q *outQueue) completed(ev *rdma.Event) {
 	if code == fault.Closed { // this node closes a session only when its link has ended
 		code = fault.PeerLost
 	}
-	p.step(protocol.TransferEvent{Kind: protocol.TransferCompletion, Layer: part.layer, First: part.first, Count: part.count, Code: code, Wrote: ev.Wrote})
+	if part.run != nil {
+		part.run.partEnded(part, code, ev.Wrote)
+	} else {
+		p.step(protocol.TransferEvent{Kind: protocol.TransferCompletion, Layer: part.layer, First: part.first, Count: part.count, Code: code, Wrote: ev.Wrote})
+	}
 	q.fail(failed)
 	if over {
 		q.e.dropSession(ev.Session)

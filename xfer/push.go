@@ -82,7 +82,7 @@ func checkGrant(op string, g wire.TicketGrant, mode string, raw bool) error {
 
 // PushLayer says that part of a layer is ready to be written.
 func (e *Engine) PushLayer(id ClientID, part wire.LayerPart) {
-	if p := e.own(id, part.Transfer); p != nil && p.kind == kindPush {
+	if p := e.own(id, part.Transfer); p != nil && p.kind == kindPush && p.posts == nil {
 		p.step(protocol.TransferEvent{Kind: protocol.TransferLayer, Layer: part.Layer, First: part.First, Count: part.Count})
 	}
 }
@@ -90,6 +90,10 @@ func (e *Engine) PushLayer(id ClientID, part wire.LayerPart) {
 // PushFinish says that everything was handed over.
 func (e *Engine) PushFinish(id ClientID, transfer uint64, notification []byte) {
 	p := e.own(id, transfer)
+	if p != nil && p.posts != nil {
+		p.finishPosts(notification)
+		return
+	}
 	if p == nil || p.kind != kindPush {
 		return
 	}

@@ -172,6 +172,8 @@ func changed() error {
 // probeSink tells a probe of its transfers' ends; there are few, so the channel has room.
 type probeSink struct{ ended chan<- wire.TransferEvent }
 
+func (p probeSink) Prepared(wire.PreparedEvent) {}
+
 func (p probeSink) TransferEnded(ev wire.TransferEvent) {
 	select {
 	case p.ended <- ev:

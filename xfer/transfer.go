@@ -67,6 +67,7 @@ type transfer struct {
 	end     *wire.TransferRow // how it ended, once that is told
 	spans   sendSpans
 	without []exclusion
+	posts   *posts // of a prepared transfer
 }
 
 // flightClock measures when bytes were in flight.
@@ -332,7 +333,7 @@ func (p *transfer) run(events ...protocol.TransferEvent) {
 			p.moved = ev.Now
 		}
 		if ev.Kind == protocol.TransferCompletion {
-			if ev.Code == 0 {
+			if ev.Code == 0 && p.posts == nil {
 				p.bytes += p.plan.bytes(ev.Layer, ev.First, ev.Count)
 			}
 			p.flight.down(ev.Now, p.m.Outstanding())
@@ -350,8 +351,16 @@ func (p *transfer) apply(f protocol.TransferEffect, now rdma.Instant) {
 	case protocol.TransferPost:
 		p.flight.up(now)
 		p.spans.posting(p, f)
+		if p.posts != nil {
+			p.posts.token(f.Layer, f.First, f.Count)
+			break
+		}
 		p.ls.out.add(p, f.Layer, f.First, f.Count)
 	case protocol.TransferCancelOps:
+		if p.posts != nil {
+			p.queue = append(p.queue, p.posts.stop(f.Code)...)
+			break
+		}
 		for _, x := range p.ls.out.cancel(p) {
 			p.queue = append(p.queue, protocol.TransferEvent{Kind: protocol.TransferCompletion, Layer: x.layer, First: x.first, Count: x.count, Code: f.Code})
 		}
@@ -460,6 +469,9 @@ func (p *transfer) result(f protocol.TransferEffect) {
 	p.spans.ended(p, failure)
 	p.e.metrics.transferEnded(p, f.Code)
 	p.end = p.endRow(&ev)
+	if p.posts != nil {
+		p.posts.told(f.Code)
+	}
 	p.client.sink.TransferEnded(ev)
 }
 

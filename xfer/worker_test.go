@@ -65,6 +65,7 @@ type worker struct {
 	free       map[uint64]int                    // times that a lease's or transfer's memory was given back
 	whenFree   map[uint64]func()                 // called once, by the engine's goroutine, at that moment
 	whenHolder map[uint64]func(wire.HolderEvent) // by lease: called with each holder's end
+	prepared   map[uint64]wire.PreparedEvent
 	onEvent    func()                            // called by the engine's goroutine with each end
 }
 
@@ -84,7 +85,7 @@ func newClient(t testing.TB, nd *node, name string) *worker {
 func newClientOf(t testing.TB, nd *node, tenant, name string) *worker {
 	w := &worker{t: t, node: nd, changed: make(chan struct{}), layers: map[uint64][]uint32{}, leases: map[uint64]wire.LeaseEvent{},
 		notes: map[uint64][]byte{}, transfers: map[uint64]wire.TransferEvent{}, released: map[uint64]bool{}, ends: map[uint64]int{},
-		free: map[uint64]int{}, whenFree: map[uint64]func(){}, whenHolder: map[uint64]func(wire.HolderEvent){}}
+		free: map[uint64]int{}, whenFree: map[uint64]func(){}, whenHolder: map[uint64]func(wire.HolderEvent){}, prepared: map[uint64]wire.PreparedEvent{}}
 	var err error
 	w.id, err = nd.engine.AddClient(xfer.ClientInfo{Tenant: tenant, Process: name}, w)
 	require.NoError(t, err)
@@ -135,6 +136,15 @@ type grantedEvent struct {
 
 func (w *worker) Granted(ev wire.GrantedEvent, blocks []uint32) {
 	w.note(func() { w.granted = append(w.granted, grantedEvent{ev, blocks}) })
+}
+
+func (w *worker) Prepared(ev wire.PreparedEvent) {
+	w.note(func() {
+		if w.prepared == nil {
+			w.prepared = map[uint64]wire.PreparedEvent{}
+		}
+		w.prepared[ev.Transfer] = ev
+	})
 }
 
 func (w *worker) TransferEnded(ev wire.TransferEvent) {

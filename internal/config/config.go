@@ -27,6 +27,7 @@ type Config struct {
 	// kernel chose for Listen.
 	Advertise string
 	HTTP      string // "" for none
+	Pprof     bool   // profiles below /debug/pprof/ on the HTTP port
 
 	NATS       string // URLs separated by commas, which may hold passwords; "" for the embedded server
 	NATSListen string // the embedded server's address; "" for in-process only
@@ -82,7 +83,7 @@ func (c *Config) LogValue() slog.Value {
 	}
 	return slog.GroupValue(
 		slog.String("node", c.Node), slog.String("state_dir", c.StateDir), slog.String("socket", c.Socket),
-		slog.String("listen", c.Listen), slog.String("advertise", c.Advertise), slog.String("http", c.HTTP),
+		slog.String("listen", c.Listen), slog.String("advertise", c.Advertise), slog.String("http", c.HTTP), slog.Bool("pprof", c.Pprof),
 		slog.String("nats", nats), slog.String("nats_listen", c.NATSListen),
 		slog.Any("registry", c.Registry), slog.Int("registry_replicas", c.RegistryReplicas), slog.Bool("insecure_nats", c.InsecureNATS),
 		slog.String("tls_cert", c.TLSCert), slog.String("tls_key", c.TLSKey), slog.String("tls_ca", c.TLSCA),
@@ -232,6 +233,10 @@ func (l *loader) finish(effective values) {
 		if ok("tenant", "allow-tenants") && t.Name == l.c.Tenant {
 			l.fail("allow-tenants", "%q from %s is this node's own tenant, which every client may use; allowed: other tenants", t.Name, effective["allow-tenants"].source)
 		}
+	}
+	if l.c.Pprof && ok("pprof", "http") && (l.c.HTTP == "" || !l.http.ip.IsLoopback()) {
+		l.fail("pprof", "true from %s is not allowed with http %q from %s: profiles show what this process does; allowed: an http address on loop-back",
+			effective["pprof"].source, effective["http"].text, effective["http"].source)
 	}
 	ports := []struct {
 		name string

@@ -172,6 +172,7 @@ var samples = map[string]struct {
 	"tls-key":        {func(c *Config) any { return c.TLSKey }, [4]string{"/a", "b", "/c", "/d"}, [4]any{"/a", "/home/u/b", "/c", "/d"}},
 	"tls-ca":         {func(c *Config) any { return c.TLSCA }, [4]string{"/a", "b", "/c", "/d"}, [4]any{"/a", "/home/u/b", "/c", "/d"}},
 	"tls-lanes":      {func(c *Config) any { return c.TLSLanes }, [4]string{"true", "false", "true", "false"}, [4]any{true, false, true, false}},
+	"pprof":          {func(c *Config) any { return c.Pprof }, [4]string{"true", "false", "true", "false"}, [4]any{true, false, true, false}},
 	"insecure-peers": {func(c *Config) any { return c.InsecurePeers }, [4]string{"true", "false", "true", "false"}, [4]any{true, false, true, false}},
 	"allow-tenants": {func(c *Config) any { return c.AllowTenants }, [4]string{"z", "z:1, b:2+0", "c", "d:4294967294"},
 		[4]any{[]AllowedTenant{{Name: "z"}}, []AllowedTenant{{"z", []int{1}}, {"b", []int{2, 0}}}, []AllowedTenant{{Name: "c"}}, []AllowedTenant{{"d", []int{4294967294}}}}},
@@ -229,6 +230,7 @@ var wrong = map[string][]string{
 	"tls-key":        {"a\x00"},
 	"tls-ca":         {"a\x00"},
 	"tls-lanes":      {"", "yes", "TRUE"},
+	"pprof":          {"", "on"},
 	"insecure-peers": {"1", "on"},
 	"allow-tenants":  {"a b", "a:", "a:root", "a,a:1", "a:1;b", "a:-1", ","},
 	"lanes":          {"", "0", "65", "4.5", "four", "1e1", "99999999999999999999"},
@@ -356,6 +358,7 @@ func TestFileKeys(t *testing.T) {
 	delete(every, "insecure-peers") // it excludes tls-cert
 	dropOtherCredentials(every)
 	every["tls-lanes"] = true
+	delete(every, "pprof") // it excludes http off
 	every["nats"] = []string{"nats://a:1", "tls://b"}
 	every["allow-uid"] = []any{1, "2"}
 	raw, err := json.Marshal(every)
@@ -445,6 +448,9 @@ func TestPeersBeyondTheHost(t *testing.T) {
 		{args: []string{"--listen=[::]", "--advertise=lo"}, field: "listen", want: "beyond this host"},
 		{args: []string{"--listen=[fe80::9%eth0]", "--insecure-peers=false"}, field: "listen", want: "beyond this host"},
 		{args: []string{"--listen=eth0", "--insecure-peers"}},
+		{args: []string{"--pprof", "--http=off"}, field: "pprof", want: "http address on loop-back"},
+		{args: []string{"--pprof", "--http=10.0.0.1:3"}, field: "pprof", want: "http address on loop-back"},
+		{args: []string{"--pprof"}},
 		{args: []string{"--insecure-peers", "--listen=eth0"}},
 		{args: []string{"--insecure-peers", "true", "--listen=eth0"}},
 		{args: append([]string{"--listen=eth0"}, files...)},

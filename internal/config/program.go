@@ -44,6 +44,7 @@ var fields = map[string]func(c *Config) string{
 	"tls-key":            func(c *Config) string { return c.TLSKey },
 	"tls-ca":             func(c *Config) string { return c.TLSCA },
 	"tls-lanes":          func(c *Config) string { return switchText(c.TLSLanes) },
+	"pprof":              func(c *Config) string { return switchText(c.Pprof) },
 	"insecure-peers":     func(c *Config) string { return switchText(c.InsecurePeers) },
 	"tenant":             func(c *Config) string { return c.Tenant },
 	"allow-tenants":      tenantsText,

@@ -92,6 +92,7 @@ func init() {
 				}
 				return err
 			}},
+		toggle("pprof", "serve profiles of this process below /debug/pprof/ on the HTTP port, which must be on loop-back", func(c *Config) *bool { return &c.Pprof }),
 		{name: "nats", arg: "URLS", defText: "an embedded server", meaning: "the registry's NATS server; URLs with a password belong in the environment or the file, where other users do not see them",
 			allowed: "nats://HOST:PORT or tls://HOST:PORT, several separated by commas, or nothing for an embedded server", kind: listKind, secret: true,
 			set: func(l *loader, v string) (err error) {

@@ -23,7 +23,9 @@ type Options struct {
 	Status   func() any   // marshalled as JSON
 	// Metrics makes the page for a scraper, of the form that its Accept header asks for; nil: there is none. An error that
 	// is DeadlineExceeded or Cancelled says that the page was not ready when ctx ended.
-	Metrics  func(ctx context.Context, accept string) (contentType string, body []byte, err error)
+	Metrics func(ctx context.Context, accept string) (contentType string, body []byte, err error)
+	// Profiles are served below /debug/pprof/: what this process runs and holds, by function names.
+	Profiles bool
 	Timeout  time.Duration // for a request to arrive, and again for its answer to leave. Default 5 s
 	MaxConns int           // connections at a time; more wait in the kernel. Default 128
 	Logger   *slog.Logger  // default: silent
@@ -89,6 +91,10 @@ func Serve(ctx context.Context, o Options) error {
 
 func handler(o *Options) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if o.Profiles && strings.HasPrefix(r.URL.Path, profilesPath) {
+			profile(o, w, r)
+			return
+		}
 		var answer func() (code int, kind, text string)
 		switch path := r.URL.Path; {
 		case path == "/healthz":

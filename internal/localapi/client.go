@@ -54,6 +54,9 @@ type client struct {
 
 	badSpans bool // the reader's: one was logged
 
+	posting xfer.Poster // the reader's: of posts that came over the socket
+	ring    ringServer
+
 	mu    sync.Mutex
 	ended *ending
 }
@@ -85,6 +88,7 @@ func (c *client) run() {
 	c.requests.close()
 	helpers.Wait()
 	c.longing.Wait()
+	c.ring.close()
 	if c.id != 0 {
 		c.s.o.Engine.ClientGone(c.id)
 	}
@@ -282,6 +286,8 @@ func (s sink) LeaseEnded(ev wire.LeaseEvent, notification []byte) {
 func (s sink) Granted(ev wire.GrantedEvent, blocks []uint32) {
 	s.event(wire.KindEventGranted, &ev, wire.AppendU32s(nil, blocks))
 }
+
+func (s sink) Prepared(ev wire.PreparedEvent) { s.event(wire.KindEventPrepared, &ev, nil) }
 
 func (s sink) TransferEnded(ev wire.TransferEvent) { s.event(wire.KindEventTransfer, &ev, nil) }
 

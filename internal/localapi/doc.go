@@ -12,7 +12,8 @@
 // wait for a fence; quick kinds overtake them, so that a layer that is ready never waits for another cache's end. That
 // changes nothing for the client: a quick kind names a lease or a transfer, whose number was in an answer already.
 //
-// A client's goroutines are: one reader, one that runs the queue, one writer, and one that watches its process. A
+// A client's goroutines are: one reader, one that runs the queue, one writer, one that watches its process, and with a ring
+// one that takes posts out of it, which sleeps when there are none. A
 // client that reads too slowly costs itself only: events are queued, never waited for, and beyond a bound of frames or
 // bytes, or when the socket takes nothing for a time, the client is cut off.
 //
@@ -41,5 +42,7 @@
 //     observers where all places are taken, others do not: TestMaxClients
 //   - a drain is waited for beside the queue, by its own time: TestDrainIsWaitedForBesideTheQueue
 //   - only root and the daemon's own user see other tenants, drain and set the log's level: TestOperatorIsAskedForWhoMay
+//   - posts of prepared lists come over the ring and over the socket, and end on the way they came: TestPostsOverTheRing,
+//     TestPostsOverTheSocket; a ring that is handed over wrongly leaves nothing: TestRingIsChecked
 //   - nothing is left after Close: TestClose, and goleak over all tests
 package localapi

@@ -32,6 +32,9 @@ type Engine interface {
 	CancelTransfer(c xfer.ClientID, transfer uint64)
 	Pull(c xfer.ClientID, r wire.PullRequest, blocks []uint32) (wire.PushInfo, error)
 	Scatter(c xfer.ClientID, r wire.ScatterRequest, ranges []wire.ScatterRange) (wire.PushInfo, error)
+	Prepare(c xfer.ClientID, r wire.Prepare, array []byte) (wire.PushInfo, error)
+	// NewPosting is called beside other calls; what it returns is used by one goroutine at a time.
+	NewPosting(c xfer.ClientID, done func(wire.Posted)) xfer.Poster
 	Advertise(ctx context.Context, c xfer.ClientID, r wire.Advertise, spans []wire.RegionSpan) (wire.LeaseInfo, error)
 	Renew(c xfer.ClientID, r wire.Renew) error
 	Publish(c xfer.ClientID, r wire.Publish, blocks []uint32, keys [][]byte) (wire.PublishInfo, error)

@@ -255,6 +255,22 @@ func (e *fakeEngine) Scatter(c xfer.ClientID, r wire.ScatterRequest, ranges []wi
 	return wire.PushInfo{Transfer: 33}, nil
 }
 
+func (e *fakeEngine) Prepare(c xfer.ClientID, r wire.Prepare, array []byte) (wire.PushInfo, error) {
+	e.note(c, "prepare %d %d %s %s %x", r.Cache, r.Region, r.Mode, r.Ticket, array)
+	return wire.PushInfo{Transfer: 34}, nil
+}
+
+func (e *fakeEngine) NewPosting(_ xfer.ClientID, done func(wire.Posted)) xfer.Poster {
+	return fakePoster{done}
+}
+
+// fakePoster ends each post at once.
+type fakePoster struct{ done func(wire.Posted) }
+
+func (p fakePoster) Post(x wire.Post) { p.done(wire.Posted{Cookie: x.Cookie, Bytes: x.Prepared}) }
+func (fakePoster) Progress() int      { return 0 }
+func (fakePoster) Rest()              {}
+
 func (e *fakeEngine) Publish(c xfer.ClientID, r wire.Publish, blocks []uint32, keys [][]byte) (wire.PublishInfo, error) {
 	defer e.queued(c)()
 	e.note(c, "publish %d %v %s", r.Cache, blocks, keys)

@@ -29,7 +29,7 @@ func (c *client) read() error {
 // dispatch acts upon one frame or queues it. An error ends the connection.
 func (c *client) dispatch(r request) error {
 	switch r.Kind {
-	case wire.KindPushLayer, wire.KindPushFinish, wire.KindPushCancel, wire.KindSpans:
+	case wire.KindPushLayer, wire.KindPushFinish, wire.KindPushCancel, wire.KindSpans, wire.KindPost:
 		err := shape(r.Frame, len(r.fds))
 		closeAll(r.fds)
 		if err == nil && c.observer {
@@ -42,7 +42,7 @@ func (c *client) dispatch(r request) error {
 	case wire.KindPing, wire.KindStatus, wire.KindTrace, wire.KindRevoke, wire.KindRenew,
 		wire.KindAdvertise, wire.KindPull, wire.KindScatter, wire.KindPublish, wire.KindLookup, wire.KindOpen,
 		wire.KindProbe, wire.KindReport, wire.KindRegisterRegion, wire.KindDeregisterRegion, wire.KindRegisterCache, wire.KindDropCache,
-		wire.KindBlocks, wire.KindEvict, wire.KindLease, wire.KindPush,
+		wire.KindBlocks, wire.KindEvict, wire.KindLease, wire.KindPush, wire.KindPrepare, wire.KindRing,
 		wire.KindInspect, wire.KindDrain, wire.KindLogLevel:
 	case wire.KindError:
 		closeAll(r.fds)
@@ -89,15 +89,19 @@ func (c *client) refuse(id uint64, err error) {
 // shape checks descriptors and array of a frame by its kind alone.
 func shape(f wire.Frame, nfds int) error {
 	want := 0
-	if f.Kind == wire.KindRegisterRegion {
+	switch f.Kind {
+	case wire.KindRegisterRegion:
 		want = 1
+	case wire.KindRing:
+		want = ringFDs
 	}
 	if nfds != want {
 		return violation("fd_count", "%s with %d, allowed %d", f.Kind, nfds, want)
 	}
 	switch f.Kind {
 	case wire.KindRegisterCache, wire.KindEvict, wire.KindLease, wire.KindAdvertise, wire.KindPush, wire.KindPushLayer, wire.KindPushFinish,
-		wire.KindPull, wire.KindScatter, wire.KindPublish, wire.KindLookup, wire.KindOpen:
+		wire.KindPull, wire.KindScatter, wire.KindPublish, wire.KindLookup, wire.KindOpen,
+		wire.KindPrepare, wire.KindPost:
 		return nil
 	}
 	if len(f.Array) > 0 {
@@ -131,6 +135,8 @@ func (c *client) noReply(f *wire.Frame) error {
 			return err
 		}
 		engine.CancelTransfer(c.id, p.Transfer)
+	case wire.KindPost:
+		return c.post(f.Array)
 	case wire.KindSpans:
 		var p wire.Spans
 		if err := f.Decode(&p); err != nil {
@@ -177,7 +183,7 @@ func (c *client) work() {
 func (c *client) run1(r *request) {
 	hold := false // events of what the request begins come behind its answer
 	switch r.Kind {
-	case wire.KindLease, wire.KindAdvertise, wire.KindPush, wire.KindPull, wire.KindScatter:
+	case wire.KindLease, wire.KindAdvertise, wire.KindPush, wire.KindPull, wire.KindScatter, wire.KindPrepare:
 		hold = true
 	}
 	if hold {
@@ -318,6 +324,15 @@ func (c *client) call(r *request) (body any, array []byte, err error) {
 		}
 		info, err := engine.Scatter(c.id, q, ranges)
 		return &info, nil, err
+	case wire.KindPrepare:
+		var q wire.Prepare
+		if err := decode(r, &q); err != nil {
+			return nil, nil, err
+		}
+		info, err := engine.Prepare(c.id, q, r.Array)
+		return &info, nil, err
+	case wire.KindRing:
+		return nil, nil, c.openRing(r)
 	case wire.KindReport:
 		return c.report(r)
 	case wire.KindPush:

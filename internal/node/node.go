@@ -377,7 +377,7 @@ func (n *Node) startHTTP(context.Context) error {
 	n.later(func() { stop(); <-done })
 	n.wg.Go(func() {
 		defer close(done)
-		if err := health.Serve(ctx, health.Options{Listener: listener, Ready: n.readiness, Status: func() any { return n.status() }, Metrics: n.met.Page, Logger: n.log}); err != nil {
+		if err := health.Serve(ctx, health.Options{Listener: listener, Ready: n.readiness, Status: func() any { return n.status() }, Metrics: n.met.Page, Profiles: n.cfg.Pprof, Logger: n.log}); err != nil {
 			n.fail(err)
 		}
 	})

@@ -301,6 +301,9 @@ func (r *Raw) LeaseEnded(ev wire.LeaseEvent, _ []byte) {
 	r.takeBack(a)
 }
 
+// Prepared implements xfer.Sink.
+func (r *Raw) Prepared(wire.PreparedEvent) {}
+
 // TransferEnded implements xfer.Sink.
 func (r *Raw) TransferEnded(ev wire.TransferEvent) {
 	r.mu.Lock()

@@ -99,6 +99,9 @@ func (c *Client) transfer(id uint64) *Transfer {
 	return c.transfers[id]
 }
 
+// Prepared implements xfer.Sink.
+func (c *Client) Prepared(wire.PreparedEvent) {}
+
 // TransferEnded implements xfer.Sink.
 func (c *Client) TransferEnded(ev wire.TransferEvent) {
 	c.mu.Lock()
