@@ -30,6 +30,9 @@ func (l *initLane) read() {
 	i := l.i
 	defer l.unuse()
 	for {
+		if l.sock != nil && l.sock.aside() {
+			l.sock.stand()
+		}
 		l.rxMu.Lock()
 		done, err := l.readFrame()
 		if done && l.sock != nil {

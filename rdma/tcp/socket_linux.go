@@ -44,7 +44,7 @@ const (
 	// from sleep gets it sooner.
 	busyYield = 500 * time.Microsecond
 	// patch is how much of a large payload a reader sleeps for: a thread that is woken for each segment loses to the copy.
-	patch = 128 << 10
+	patch = 64 << 10
 )
 
 // looking says whether this machine has a processor to spare for it.
@@ -127,6 +127,15 @@ func (s *socket) awaitRoom() {
 	}
 }
 
+// aside says whether the reader is to leave the reading to others.
+func (s *socket) aside() bool { return s.held.Load() && !s.help.Load() && !s.over.Load() }
+
+// stand waits until the reader is woken; input does not.
+func (s *socket) stand() {
+	s.setLowat(1)
+	<-s.woken
+}
+
 // awaitInput waits until there is something to read, or the reader is woken. between says that it waits for the next
 // frame and not for the rest of one, of which need bytes are missing. holds is what the socket's was when the reader last
 // looked: somebody else may have read the rest since, and then to sleep for it would be to sleep for ever.
@@ -134,12 +143,11 @@ func (s *socket) awaitInput(between bool, need uint64, holds uint32) {
 	if s.over.Load() {
 		return
 	}
-	held := s.held.Load()
-	if held && !s.help.Load() {
-		s.setLowat(1)
-		<-s.woken
+	if s.aside() {
+		s.stand()
 		return
 	}
+	held := s.held.Load()
 	if !between && need >= 2*patch && !held {
 		s.setLowat(patch)
 	} else {
@@ -153,7 +161,7 @@ func (s *socket) awaitInput(between bool, need uint64, holds uint32) {
 		s.since = time.Now()
 	}
 	if between && looking && s.credit > 0 {
-		_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+		yield()
 		switch d := time.Since(s.since); {
 		case d > busyYield:
 			s.credit = -maxCredit
@@ -182,6 +190,9 @@ func (s *socket) got() {
 	}
 	s.since = time.Time{}
 }
+
+// yield lets other threads have the processor.
+func yield() { _, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
 
 func (s *socket) setLowat(n int) {
 	if s.lowat != n && unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVLOWAT, n) == nil {
