@@ -4,6 +4,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -60,7 +61,7 @@ func (r *receiver) take(evs []rdma.Event) {
 	var mine []rdma.SessionID
 	for k := range evs {
 		s := evs[k].Session
-		if k > 0 && evs[k-1].Session == s {
+		if slices.Contains(mine, s) {
 			continue
 		}
 		if r.in[s] {

@@ -49,6 +49,9 @@ type refProvider struct {
 	events []rdma.Event
 	over   bool // closed, and everything has been said
 	ready  chan struct{}
+
+	take     func([]rdma.Event) // nil: events are polled for
+	bringing bool
 }
 
 func newRefProvider(name string, fab *fabric, clock rdma.Clock, defect string) *refProvider {
@@ -61,7 +64,13 @@ func (p *refProvider) Caps() rdma.Caps { return refCaps }
 func (p *refProvider) push(ev rdma.Event) {
 	p.evMu.Lock()
 	p.events = append(p.events, ev)
+	bring := p.take != nil && (!p.bringing || p.defect == "two-takes")
+	p.bringing = p.bringing || bring
 	p.evMu.Unlock()
+	if bring {
+		go p.bring()
+		return
+	}
 	if p.defect == "lost-wakeup" && ev.Kind == rdma.EventCompletion {
 		return
 	}
@@ -71,9 +80,35 @@ func (p *refProvider) push(ev rdma.Event) {
 	}
 }
 
+// Deliver has events brought by one goroutine at a time.
+func (p *refProvider) Deliver(take func([]rdma.Event)) { p.take = take }
+
+func (p *refProvider) bring() {
+	for {
+		p.evMu.Lock()
+		evs := p.events
+		p.events = nil
+		p.bringing = len(evs) > 0
+		p.evMu.Unlock()
+		if len(evs) == 0 {
+			return
+		}
+		if p.defect == "take-under-lock" {
+			p.mu.Lock()
+		}
+		p.take(evs)
+		if p.defect == "take-under-lock" {
+			p.mu.Unlock()
+		}
+	}
+}
+
 func (p *refProvider) Poll(dst []rdma.Event) int {
 	p.evMu.Lock()
 	defer p.evMu.Unlock()
+	if p.take != nil {
+		return 0
+	}
 	n := copy(dst, p.events)
 	p.events = p.events[n:]
 	return n
@@ -82,7 +117,7 @@ func (p *refProvider) Poll(dst []rdma.Event) int {
 func (p *refProvider) Wait(ctx context.Context) error {
 	for {
 		p.evMu.Lock()
-		due, over := len(p.events) > 0, p.over
+		due, over := len(p.events) > 0 && p.take == nil, p.over
 		p.evMu.Unlock()
 		if due && p.defect != "lost-wakeup" {
 			return nil

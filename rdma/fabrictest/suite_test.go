@@ -48,6 +48,8 @@ func TestSeededDefectsAreFound(t *testing.T) {
 		{"no-byte-window", "BackPressure", "its window of"},
 		{"wrote-denied", "DeadlineInMidOperation", "all say that nothing was written"},
 		{"lost-wakeup", "Sizes", "for a completion"},
+		{"two-takes", "Delivered/ConcurrentPosters", "were delivered by two goroutines at a time"},
+		{"take-under-lock", "Delivered/CallsFromTake", "a chain of operations posted from take has not returned"},
 		{"leak-goroutine", "Leaks", "goroutines are left"},
 		{"leak-fd", "Leaks", "for the file descriptors of closed providers"},
 	} {

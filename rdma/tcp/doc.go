@@ -6,13 +6,28 @@
 // the least to do. Operations become frames (docs/protocol.md has the bytes). A gate stands before every piece
 // of memory: of a window at the target, of an operation's local side at the initiator. Payload that nobody may place
 // goes to the sink; payload that nobody may read any more is replaced by filler, which is zeros. A result ends an
-// operation at its initiator.
+// operation at its initiator. A lane rests when its reader has given its thread back.
 //
 // How it keeps the contract. TCP knows nothing of permission, so the side that owns the memory does every access
 // itself, in chunks: enter the gate, one non-blocking readv of at most 256 KiB (writev of at most 1 MiB), leave.
 // Waiting for the socket happens outside. To take memory back is to shut the gate, which waits for that one system
 // call and for nothing else, least of all the peer. The stream stays in step because what remains of the frame still
 // travels, into the sink or as filler, and its trailer says so.
+//
+// Who waits where. A thread that is woken costs more than a small operation, so few are (socket_linux.go, progress.go):
+//   - A lane in clear is taken out of package net and the runtime's poller. Its reader waits in poll(2), where the kernel wakes it
+//     and nobody else; for the rest of a large payload it sleeps until a good piece has come (SO_RCVLOWAT). Where frames
+//     follow one another closely it looks for the next one a little before it sleeps, and gives that up where it does not
+//     pay or where others need the processor.
+//   - After a second with nothing to read a lane rests: its descriptor lies in one epoll of the provider, which costs no thread.
+//   - Whoever posts sends a small operation himself, and a target's reader answers a small READ and says results itself. What the
+//     socket does not take, and all that is large, is for the lane's writer, so that several lanes are filled at a time.
+//   - A target tells of a WRITE before it would wait, or after a few more that follow without a pause: first the result, which
+//     the initiator waits for, then the arrival.
+//   - Events are brought (rdma.Deliverer) by the reader that has them, one of a session's at a time; what the user's own call ends
+//     comes from a goroutine made for it. Whoever brings is no member of the session's crew meanwhile, so take may call Close.
+//   - Who attaches reads himself (rdma.Progressor); the readers stand aside. Frames are received in steps for that, each of
+//     which anybody may do next. He should detach while much is under way: he would take a processor from those who copy.
 //
 // Decisions.
 //   - Frames of an operation follow one another on its lane. So a lane receives one operation at a time and keeps
@@ -48,7 +63,11 @@
 //   - a peer cannot make a target keep more than a bound: TestAPeerThatDoesNotReadIsHeldBack,
 //     TestArrivalsThatNobodyPollsHoldTheLaneBack
 //   - no goroutine or descriptor outlives Close: TestProviderCloseLeavesNothing and TestMain
-//   - no allocation for a block: TestNoAllocationPerBlock, TestProcessNoAllocationPerBlock
+//   - a quiet lane costs no thread and is found by the next frame: TestQuietLanesRest
+//   - completions that are fetched wake nobody, and come by themselves when nobody fetches them: TestProgressFetches
+//   - results of a burst travel together and none is kept back: TestResultsOfABurst
+//   - no allocation for a block: TestNoAllocationPerBlock, TestProcessNoAllocationPerBlock; BenchmarkLists says how many an operation
+//     makes, and how fast lists are beside a contiguous stream
 //   - all of this holds over TLS too: TestConformanceOverTLS, TestMemoryFaults; nobody's lane is clear where TLS is wanted, and
 //     a lane's secret goes to the node that is meant: TestLanesAgreeOnTLS, TestLaneOfAnotherNode
 //   - bytes on the wire do not change within a version: TestGoldenFrames

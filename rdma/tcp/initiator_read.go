@@ -20,6 +20,8 @@ type incoming struct {
 	at phase
 	h  header
 	o  *op // of data; nil: the operation has completed, what remains is discarded
+	// err is what ended the lane. Nobody reads on: the places that are still wanted are another's by now.
+	err error
 }
 
 // read is the lane's reader goroutine. It never waits for a sender, so the target can always get rid of what it has to
@@ -28,8 +30,14 @@ func (l *initLane) read() {
 	i := l.i
 	defer l.unuse()
 	for {
+		if l.sock != nil && l.sock.aside() {
+			l.sock.stand()
+		}
 		l.rxMu.Lock()
 		done, err := l.readFrame()
+		if done && l.sock != nil {
+			l.sock.got()
+		}
 		between, need, holds := l.in.at == atHeader && l.rx.have == 0, l.rx.left, l.rx.holds()
 		l.rxMu.Unlock()
 		if err != nil {
@@ -51,12 +59,16 @@ func (l *initLane) read() {
 // readFrame receives what is there of one frame; false: its end is not. rxMu is held.
 func (l *initLane) readFrame() (bool, error) {
 	for {
-		done, err := l.readPhase()
-		if err != nil && l.in.o != nil {
-			l.endData(0, err)
+		if l.in.err != nil {
+			return false, l.in.err
 		}
-		if !done || err != nil || l.in.at == atHeader {
-			return done, err
+		var done bool
+		if done, l.in.err = l.readPhase(); l.in.err != nil {
+			l.endData(0, l.in.err)
+			return false, l.in.err
+		}
+		if !done || l.in.at == atHeader {
+			return done, nil
 		}
 	}
 }

@@ -7,7 +7,7 @@ import (
 
 // directLen is the largest operation that Post writes to the socket itself when the lane is idle: waking the lane's
 // writer costs more than the copy.
-const directLen = 64 << 10
+const directLen = 256 << 10
 
 // direct picks, when one small operation is all that an idle lane has, that operation for sendNow. mu is held.
 func (i *initiator) direct() *op {

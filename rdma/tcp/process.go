@@ -53,7 +53,7 @@ func address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(
 // receiveProcess reads one chunk of payload from the socket into the scratch and places it. It is the receiver's attempt
 // for process memory; n and e are the socket's.
 func (r *receiver) receiveProcess(fd uintptr) (n uint64, e syscall.Errno) {
-	v := [2]iovec{iov(r.scratch[:min(r.left, uint64(len(r.scratch)))]), iov(r.ctl[:ahead])}
+	v := [2]iovec{iov(r.scratch[:min(r.left, uint64(len(r.scratch)))]), iov(r.ctl[:r.ahead])}
 	if v[0].len < r.left {
 		n, e = readv(fd, v[:1])
 	} else {

@@ -71,15 +71,21 @@ func (i *initiator) Progress() (n int) {
 		return 0
 	}
 	all := i.looks.Add(1)%lookAtAll == 0
+	var busy int64
 	for _, l := range i.lanes {
-		if l.sock == nil || l.waiting.Load() == 0 && !all || !l.use() {
+		w := l.waiting.Load()
+		if l.sock == nil || w == 0 && !all || !l.use() {
 			continue
 		}
+		busy += w
 		l.progress()
 		l.unuse()
 	}
 	if i.crew.deliver(&i.box, &n) {
 		i.crew.leave()
+	}
+	if n == 0 && busy > 1 {
+		yield() // to those who move so much
 	}
 	return n
 }

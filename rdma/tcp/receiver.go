@@ -16,8 +16,10 @@ type receiver struct {
 	// so payload cannot get into it.
 	ctl  []byte
 	have int
-	want int // fill: until have reaches want...
+	want int // ask: until have reaches want...
 	max  int // ...taking at most up to max
+	// ahead is how many bytes behind a payload are certainly control.
+	ahead int
 
 	secure *secureRx // nil: bytes come straight from the socket
 
@@ -36,15 +38,17 @@ type receiver struct {
 }
 
 const (
-	// ahead is what may follow a payload and is certainly control: its trailer and the next header.
+	// ahead is what may follow a payload and is certainly control: its trailer and the next header. Behind a header from an
+	// initiator there are at least as many more bytes of control as a descriptor has, whatever its frame is.
 	ahead       = trailerLen + headerLen
+	aheadTarget = ahead + descLen
 	receiverCtl = maxCount*resultLen + headerLen
 	// chunk bounds the bytes that one system call places, and so how long a fence waits.
 	chunk = 256 << 10
 )
 
 func (r *receiver) init(ctl, sink, scratch []byte) {
-	*r = receiver{ctl: ctl[:receiverCtl:receiverCtl], sink: sink, scratch: scratch, vec: make([]iovec, 0, maxCount+1)}
+	*r = receiver{ctl: ctl[:receiverCtl:receiverCtl], sink: sink, scratch: scratch, ahead: ahead, vec: make([]iovec, 0, maxCount+1)}
 }
 
 // ask wants control bytes until n are there. Up to more bytes beyond them may be taken: the caller knows that they are
@@ -139,11 +143,11 @@ func (r *receiver) attempt(fd uintptr) bool {
 
 func (r *receiver) readControl(fd uintptr) (uint64, syscall.Errno) {
 	v := [1]iovec{iov(r.ctl[r.have:r.max])}
-	return readv(fd, v[:])
+	return readvSoon(fd, v[:])
 }
 
 func (r *receiver) readSink(fd uintptr) (uint64, syscall.Errno) {
-	v := [2]iovec{iov(r.sink[:min(r.left, uint64(len(r.sink)))]), iov(r.ctl[:ahead])}
+	v := [2]iovec{iov(r.sink[:min(r.left, uint64(len(r.sink)))]), iov(r.ctl[:r.ahead])}
 	if v[0].len < r.left {
 		return readv(fd, v[:1])
 	}
@@ -159,7 +163,7 @@ func (r *receiver) readPlaces(fd uintptr) (uint64, syscall.Errno) {
 	}
 	switch {
 	case last == len(r.vec):
-		r.vec = append(r.vec, iov(r.ctl[:ahead]))
+		r.vec = append(r.vec, iov(r.ctl[:r.ahead]))
 		n, e := readv(fd, r.vec[r.first:])
 		r.vec = r.vec[:last]
 		return n, e

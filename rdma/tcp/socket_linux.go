@@ -3,9 +3,7 @@ package tcp
 import (
 	"runtime"
 	"sync/atomic"
-	"syscall"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -27,8 +25,9 @@ type socket struct {
 	help  atomic.Bool   // ...but it is, there is much to read
 	holds atomic.Uint32 // grows with every hold
 
-	lowat  int // the reader's: SO_RCVLOWAT as it is set
-	credit int // the reader's: above 0 it pays to look again and again before sleeping
+	lowat  int       // the reader's: SO_RCVLOWAT as it is set
+	credit int       // the reader's: above 0 it pays to look again and again before sleeping
+	since  time.Time // the reader's: it waits since then; zero: it does not
 	woken  chan struct{}
 
 	resting bool // under rest.mu: in the epoll
@@ -41,8 +40,11 @@ const (
 	// takes to wake a thread on a processor that sleeps.
 	lookFor   = 40 * time.Microsecond
 	maxCredit = 8
+	// busyYield is how long one may be away for leaving the processor to others: beyond it they need it more, and who is woken
+	// from sleep gets it sooner.
+	busyYield = 500 * time.Microsecond
 	// patch is how much of a large payload a reader sleeps for: a thread that is woken for each segment loses to the copy.
-	patch = 128 << 10
+	patch = 64 << 10
 )
 
 // looking says whether this machine has a processor to spare for it.
@@ -125,6 +127,15 @@ func (s *socket) awaitRoom() {
 	}
 }
 
+// aside says whether the reader is to leave the reading to others.
+func (s *socket) aside() bool { return s.held.Load() && !s.help.Load() && !s.over.Load() }
+
+// stand waits until the reader is woken; input does not.
+func (s *socket) stand() {
+	s.setLowat(1)
+	<-s.woken
+}
+
 // awaitInput waits until there is something to read, or the reader is woken. between says that it waits for the next
 // frame and not for the rest of one, of which need bytes are missing. holds is what the socket's was when the reader last
 // looked: somebody else may have read the rest since, and then to sleep for it would be to sleep for ever.
@@ -132,12 +143,11 @@ func (s *socket) awaitInput(between bool, need uint64, holds uint32) {
 	if s.over.Load() {
 		return
 	}
-	held := s.held.Load()
-	if held && !s.help.Load() {
-		s.setLowat(1)
-		<-s.woken
+	if s.aside() {
+		s.stand()
 		return
 	}
+	held := s.held.Load()
 	if !between && need >= 2*patch && !held {
 		s.setLowat(patch)
 	} else {
@@ -146,23 +156,26 @@ func (s *socket) awaitInput(between bool, need uint64, holds uint32) {
 	if s.holds.Load() != holds {
 		return
 	}
-	began := time.Now()
-	if between && looking && s.credit > 0 {
-		if s.look(began) {
-			s.credit = min(s.credit+1, maxCredit)
-			return
-		}
-		s.credit--
+	if s.since.IsZero() {
+		runtime.Gosched() // whom the last frame woke goes first: this thread is about to keep its processor, or to sleep with it
+		s.since = time.Now()
 	}
-	runtime.Gosched() // whom the last frame woke goes first: the thread is about to sleep with its processor
+	if between && looking && s.credit > 0 {
+		yield()
+		switch d := time.Since(s.since); {
+		case d > busyYield:
+			s.credit = -maxCredit
+		case d > lookFor:
+			s.credit--
+		default:
+			return // to look again
+		}
+	}
 	fds := [2]unix.PollFd{{Fd: int32(s.fd), Events: unix.POLLIN}, {Fd: int32(s.alarm), Events: unix.POLLIN}}
 	if held {
 		fds[1].Fd = -1
 	}
 	n, _ := unix.Poll(fds[:], int(restAfter/time.Millisecond))
-	if between && n > 0 && time.Since(began) < 2*lookFor {
-		s.credit = min(s.credit+1, maxCredit)
-	}
 	if n == 0 {
 		s.setLowat(1)
 		s.rest.put(s)
@@ -170,22 +183,16 @@ func (s *socket) awaitInput(between bool, need uint64, holds uint32) {
 	}
 }
 
-// look looks for input for a short while, leaving the processor to others at every turn.
-func (s *socket) look(began time.Time) bool {
-	var b byte
-	for {
-		for range 8 {
-			_, _, e := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(s.fd), uintptr(unsafe.Pointer(&b)), 1, unix.MSG_PEEK|unix.MSG_DONTWAIT, 0, 0)
-			if e != syscall.EAGAIN && e != syscall.EINTR {
-				return true
-			}
-			_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
-		}
-		if time.Since(began) > lookFor {
-			return false
-		}
+// got tells of a frame that was read whole: had it been worth looking for?
+func (s *socket) got() {
+	if !s.since.IsZero() && s.credit < maxCredit && time.Since(s.since) < 2*lookFor {
+		s.credit++
 	}
+	s.since = time.Time{}
 }
+
+// yield lets other threads have the processor.
+func yield() { _, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
 
 func (s *socket) setLowat(n int) {
 	if s.lowat != n && unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVLOWAT, n) == nil {

@@ -37,6 +37,12 @@ func readv(fd uintptr, v []iovec) (uint64, syscall.Errno) {
 	return uint64(n), 0
 }
 
+// readvSoon is readv of a few bytes, which the scheduler need not hear of.
+func readvSoon(fd uintptr, v []iovec) (uint64, syscall.Errno) {
+	n, _, e := unix.RawSyscall(unix.SYS_READV, fd, uintptr(unsafe.Pointer(unsafe.SliceData(v))), uintptr(len(v)))
+	return moved(n, e)
+}
+
 func writev(fd uintptr, v []iovec) (uint64, syscall.Errno) {
 	n, _, e := unix.Syscall(unix.SYS_WRITEV, fd, uintptr(unsafe.Pointer(unsafe.SliceData(v))), uintptr(len(v)))
 	if e != 0 {

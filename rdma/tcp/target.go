@@ -58,6 +58,7 @@ func (t *target) reserve(index int, c *carrier) (*targetLane, error) {
 	if err := t.p.setup(&l.lane, index, c); err != nil {
 		return nil, err
 	}
+	l.rx.ahead = aheadTarget
 	t.lanes[index] = l
 	t.crew.join(2) // not yet ended
 	return l, nil

@@ -44,9 +44,12 @@ var errLeft = errors.New("the session is closed")
 
 // run waits until all that is wanted of the receiver has come. Before it waits it tells what is due.
 func (l *targetLane) run() error {
-	between := l.rx.left == 0 && l.rx.want == headerLen
+	between := l.rx.left == 0 && l.rx.want == headerLen // exactly: a first descriptor may come along
 	for {
 		done, err := l.rx.run()
+		if done && between && l.sock != nil {
+			l.sock.got()
+		}
 		if done || err != nil {
 			return err
 		}
@@ -92,7 +95,7 @@ const (
 )
 
 func (l *targetLane) readFrame() error {
-	if err := l.fill(headerLen, 0); err != nil {
+	if err := l.fill(headerLen, l.rx.ahead-trailerLen-headerLen); err != nil {
 		return err
 	}
 	h, err := parseHeader(l.rx.ctl)
