@@ -26,8 +26,9 @@ type local struct {
 }
 
 var (
-	_ poster     = (*local)(nil)
-	_ rdma.Mover = (*local)(nil)
+	_ poster       = (*local)(nil)
+	_ rdma.Mover   = (*local)(nil)
+	_ rdma.Insider = (*Provider)(nil)
 )
 
 // within gives the target that parameters name when it is of this provider. Their secret proves it, as it proves a peer: it is
@@ -239,3 +240,6 @@ func (i *local) Close() error {
 	}
 	return nil
 }
+
+// Inside says that a session whose both sides are this provider's stays in the process: rdma.Insider.
+func (p *Provider) Inside() bool { return true }
