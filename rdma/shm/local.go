@@ -26,9 +26,9 @@ type local struct {
 }
 
 var (
-	_ poster       = (*local)(nil)
-	_ rdma.Mover   = (*local)(nil)
-	_ rdma.Insider = (*Provider)(nil)
+	_ poster          = (*local)(nil)
+	_ rdma.QuietMover = (*local)(nil)
+	_ rdma.Insider    = (*Provider)(nil)
 )
 
 // within gives the target that parameters name when it is of this provider. Their secret proves it, as it proves a peer: it is
@@ -138,7 +138,7 @@ func (i *local) complete(j *job, status fault.Code) {
 	i.unlink(j)
 	ev := rdma.Event{Kind: rdma.EventCompletion, Session: i.id, Op: x.id}
 	if status == 0 && x.kind == rdma.OpWrite {
-		status = i.arrive(j, x)
+		status = i.arrive(j, x, false)
 	}
 	ev.Status, ev.Bytes, ev.Wrote = status, x.placed.Load(), status != 0 && x.kind == rdma.OpWrite && x.wrote.Load()
 	i.p.events.Push(ev)
@@ -146,9 +146,13 @@ func (i *local) complete(j *job, status fault.Code) {
 }
 
 // arrive tells the target of a WRITE that is placed, from inside the gate, so that no arrival comes after the window's fence.
-func (i *local) arrive(j *job, x *part) fault.Code {
+func (i *local) arrive(j *job, x *part, quiet bool) fault.Code {
 	if st := x.w.EnterLate(); st != 0 {
 		return st
+	}
+	if quiet {
+		x.w.Leave()
+		return 0
 	}
 	i.p.events.Push(rdma.Event{Kind: rdma.EventArrival, Session: i.t.id, Bytes: x.total, Key: x.key, Tag: x.tag, Took: i.p.opt.Clock.Now() - j.began})
 	x.w.Leave()
