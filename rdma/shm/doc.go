@@ -41,6 +41,9 @@
 //   - A task of at most 64 KiB is copied by the goroutine that received it: waking a worker costs more.
 //   - The workers are as many as Go's processors, and never turn idly: beside processes that use all processors a Move goes on alone
 //     with what the system gives its thread. What it waits for at the end is at most a chunk a worker, and it sleeps after 30 us.
+//   - With Deliver whoever found an event brings it: the goroutine that read it, or the worker that copied last. Meanwhile it is counted
+//     nowhere, so that the user may close the session from there, and what is queued of it is ended by Close itself. What a user's own
+//     call ends comes from a goroutine made for it: Cancel, Close, the arrivals of Move.
 //   - Moves do not count as in flight: their callers wait, and hold nothing here that would not end with them.
 //   - A region without a descriptor is refused with NotSupported. Memory of another process (rdma.MemoryProcess) is read and
 //     written through its /proc/PID/mem; between two such regions a buffer of 64 KiB stands.
@@ -67,6 +70,8 @@
 //   - a Move keeps the rules of Post: TestMoveKeepsTheRules, TestMoveAtRandom, TestMoveMeetsAFault; whatever takes memory back ends
 //     it in its middle, on every thread: TestMoveIsEnded, TestMoveUnderFences, internal/node TestRevokeInsideIsAFence; it waits for
 //     nobody who has not begun: TestMoveWaitsForNoWorker; and allocates nothing: TestMoveAllocatesNothing
+//   - events that are delivered come from no call of the user's, one session's from one goroutine at a time, and Close may be called
+//     from there: TestDeliverInside, TestCloseFromTake
 //   - a large operation does not hold up others: TestLargeDoesNotHoldUpSmall; no allocation for a block: TestNoAllocationPerBlock
 //   - whatever keeps two processes apart is PeerUnreachable with its reason: TestUnreachable
 //   - the socket is its owner's alone, and only sockets are replaced: TestSocketFile

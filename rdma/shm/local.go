@@ -13,10 +13,11 @@ import (
 //
 // Lock order: the session's mu, then the target's, or a gate, or the pool's lock or the event queue. Nobody takes mu inside a gate.
 type local struct {
-	p    *Provider
-	id   rdma.SessionID
-	t    *target
-	hold func() // of tests: called before each chunk, outside of the gates
+	p      *Provider
+	id     rdma.SessionID
+	t      *target
+	hold   func() // of tests: called before each chunk, outside of the gates
+	events outlet
 
 	mu       sync.Mutex
 	ended    fault.Code
@@ -46,6 +47,7 @@ func (p *Provider) within(par *params) *target {
 // join makes the session of a target of this provider.
 func (p *Provider) join(id rdma.SessionID, t *target) (*local, error) {
 	i := &local{p: p, id: id, t: t, byID: map[uint64]*job{}}
+	i.events.init(p)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {
@@ -79,6 +81,7 @@ func (i *local) errEnded() error {
 
 // Post takes operations as long as the window has room. The provider's workers copy.
 func (i *local) Post(in []rdma.Op) (int, error) {
+	defer i.hand()
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.ended != 0 {
@@ -141,7 +144,7 @@ func (i *local) complete(j *job, status fault.Code) {
 		status = i.arrive(j, x, false)
 	}
 	ev.Status, ev.Bytes, ev.Wrote = status, x.placed.Load(), status != 0 && x.kind == rdma.OpWrite && x.wrote.Load()
-	i.p.events.Push(ev)
+	i.events.add(ev)
 	j.release()
 }
 
@@ -154,7 +157,7 @@ func (i *local) arrive(j *job, x *part, quiet bool) fault.Code {
 		x.w.Leave()
 		return 0
 	}
-	i.p.events.Push(rdma.Event{Kind: rdma.EventArrival, Session: i.t.id, Bytes: x.total, Key: x.key, Tag: x.tag, Took: i.p.opt.Clock.Now() - j.began})
+	i.t.events.add(rdma.Event{Kind: rdma.EventArrival, Session: i.t.id, Bytes: x.total, Key: x.key, Tag: x.tag, Took: i.p.opt.Clock.Now() - j.began})
 	x.w.Leave()
 	return 0
 }
@@ -189,6 +192,7 @@ func (i *local) takeBack(j *job, why fault.Code) {
 
 // Cancel completes the named operations that are pending with Cancelled.
 func (i *local) Cancel(ids ...uint64) {
+	defer i.hand()
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	for _, id := range ids {
@@ -199,6 +203,7 @@ func (i *local) Cancel(ids ...uint64) {
 }
 
 func (i *local) cancelRegion(r *region) {
+	defer i.hand()
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	for j := i.live; j != nil; {
@@ -208,6 +213,12 @@ func (i *local) cancelRegion(r *region) {
 		}
 		j = next
 	}
+}
+
+// hand has what a call of the user's has ended brought to both sides.
+func (i *local) hand() {
+	i.t.events.hand()
+	i.events.hand()
 }
 
 func (i *local) withdraw(*region) {} // nobody else has it mapped
@@ -226,7 +237,7 @@ func (i *local) end(why fault.Code) {
 		j = next
 	}
 	if why != fault.Closed {
-		i.p.events.Push(rdma.Event{Kind: rdma.EventDown, Status: why, Session: i.id})
+		i.events.add(rdma.Event{Kind: rdma.EventDown, Status: why, Session: i.id})
 	}
 	i.mu.Unlock()
 	if why == fault.Closed {
@@ -237,6 +248,7 @@ func (i *local) end(why fault.Code) {
 // Close completes what is pending with Closed.
 func (i *local) Close() error {
 	i.end(fault.Closed)
+	i.hand()
 	i.p.mu.Lock()
 	defer i.p.mu.Unlock()
 	if i.p.initiators[i.id] == poster(i) {

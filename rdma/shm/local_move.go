@@ -19,7 +19,8 @@ const (
 // Move copies on the caller's goroutine, and on the workers' where it is large: rdma.Mover. It waits while nobody takes events, and
 // then the caller must hold no lock that whoever takes them needs.
 func (i *local) Move(ops []rdma.Op) (n int, status fault.Code) {
-	i.p.events.Hold(i.isOver)
+	i.t.events.hold(i.isOver)
+	defer i.t.events.hand()
 	return i.run(ops, false)
 }
 
