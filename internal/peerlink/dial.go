@@ -145,7 +145,13 @@ func waitError(ctx context.Context, ref *xfer.PeerRef) error {
 func (s *Links) fly(ctx context.Context, f *flight, ref xfer.PeerRef) {
 	defer s.wg.Done()
 	defer f.cancel()
-	l, err := s.connectAny(ctx, f, ref)
+	var l *link
+	var err error
+	if p := s.inside(&ref); p != nil {
+		l, err = s.connectInside(ctx, ref, p)
+	} else {
+		l, err = s.connectAny(ctx, f, ref)
+	}
 	if err == nil {
 		err = s.land(f, l)
 	}

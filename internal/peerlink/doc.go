@@ -15,6 +15,10 @@
 // common) dials once more with an offer of the others. It remembers that for the peer's epoch and RetryProvider, logs it
 // once, and the link's reason says it.
 //
+// A link of the node to itself has both ends in this process and no connection, where the best provider that is allowed reaches itself
+// there (rdma.Insider): no hello, no heartbeat, frames as they are from one end's inbox, and a goroutine an end. Its two ends count
+// as two links. Whoever excludes that provider gets a link over TCP as to any peer.
+//
 // Life signs. Both sides send PING once in every HeartbeatEvery, unless something else waits to be sent. What counts is
 // bytes that arrive, not whole frames: a block list of 64 MiB may take longer on a busy network than a peer may be silent. Silence
 // is counted in ticks of this process, not in time: a process that was itself stopped or starved has fewer of them and
@@ -51,6 +55,8 @@
 //   - where TLS is required nobody gets a link in clear, and nobody as another node than its certificate's:
 //     TestClearAndTLSDoNotMeet, TestWrongCertificates, TestDialerHearsThatItIsNotBelieved, FuzzVisitorOfATLSPort; its handshake
 //     and its goodbyes hold nobody up: TestSlowHandshake, TestTLSPeerThatDoesNotRead, TestCloseEndsHandshakes
+//   - a link inside the process keeps the same rules: TestInside, TestInsideFramesInOrder, TestInsideLinkDownOnce,
+//     TestInsideQueueOverflow, TestInsideDrain
 //   - the session is closed before LinkDown: TestSessionEndsBeforeLinkDown
 //   - nothing is left after Close: TestMain (goroutines), TestNoDescriptorIsLeft
 package peerlink

@@ -26,6 +26,7 @@ type link struct {
 	dialed           bool
 	target           rdma.Target
 	initiator        rdma.Initiator // set before LinkUp
+	inbox            *inbox         // of a link inside the process; nil: conn is the way
 
 	wg     sync.WaitGroup // reader and writer
 	down   chan struct{}  // closed under mu when err is set
@@ -75,6 +76,10 @@ func (l *link) Target() rdma.Target { return l.target }
 
 // start sets reader and writer to work, once. Every link that was added is started, also one that is down by then.
 func (l *link) start() {
+	if l.inbox != nil {
+		go l.deliver()
+		return
+	}
 	go l.read()
 	go l.write()
 	l.begin()
@@ -148,6 +153,7 @@ func (l *link) shut(reason error, flush bool) {
 	if !flush {
 		_ = l.conn.Close()
 	}
+	l.hangUp(reason, flush)
 	l.s.forget(l)
 	go l.finish(reason)
 }
@@ -198,6 +204,9 @@ func (l *link) finish(reason error) {
 
 // tick is called once in every HeartbeatEvery.
 func (l *link) tick() {
+	if l.inbox != nil { // nothing is lost on a way that is not there
+		return
+	}
 	if l.heard.Swap(false) || l.busy.Load() {
 		l.silent = 0
 	} else if l.silent++; l.silent >= l.s.opt.HeartbeatMisses {

@@ -51,6 +51,9 @@ func (l *link) answerPing(request uint64) error {
 }
 
 func (l *link) enqueue(f wire.Frame, maxBytes int) error {
+	if l.inbox != nil {
+		return l.hand(f)
+	}
 	l.mu.Lock()
 	if l.err != nil {
 		defer l.mu.Unlock()

@@ -39,12 +39,8 @@ func (i *initiator) begin(conn *net.UnixConn, own, peer *page) error {
 	for k := range own.slots {
 		i.slots = append(i.slots, uint32(k))
 	}
-	i.wg.Go(func() { i.fail(i.receive(i.handle)) })
-	i.wg.Go(func() {
-		if err := i.out.write(); err != nil {
-			i.fail(err)
-		}
-	})
+	i.crew.join(2)
+	i.serve(func() error { return i.receive(i.handle) }, i.fail)
 	return nil
 }
 
@@ -172,12 +168,13 @@ func (i *initiator) takeBack(status fault.Code) {
 // flush hands the completions of this turn to the queue in one go. The session's lock is held, so that nothing overtakes
 // them.
 func (i *initiator) flush() {
-	i.p.events.Push(i.due...)
+	i.events.add(i.due...)
 	i.due = i.due[:0]
 }
 
 // Cancel completes the named operations that are pending with Cancelled.
 func (i *initiator) Cancel(ids ...uint64) {
+	defer i.events.hand()
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	for k, id := range ids {
@@ -199,6 +196,7 @@ func named(ids []uint64, id uint64) bool {
 }
 
 func (i *initiator) cancelRegion(r *region) {
+	defer i.events.hand()
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	for _, o := range i.bySeq {
@@ -241,7 +239,9 @@ func (i *initiator) fail(err error) { i.end(rdma.DownStatus(err), err) }
 // Close completes what is pending with Closed and returns when no goroutine or mapping of the session is left.
 func (i *initiator) Close() error {
 	i.end(fault.Closed, nil)
-	i.wg.Wait()
+	i.p.pool.drop(&i.events)
+	i.crew.end()
+	i.events.hand()
 	i.p.mu.Lock()
 	if i.p.initiators[i.id] == poster(i) {
 		delete(i.p.initiators, i.id)

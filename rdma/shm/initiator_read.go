@@ -108,7 +108,7 @@ func (i *initiator) permitted(a *answer) (*task, error) {
 	}
 	t := newTask()
 	t.dst, t.src, t.gate, t.permit, t.over, t.done = o.region.access, x.access, o, p, i.isOver, i.copied
-	t.peer, t.owner, t.stream = x, o, o.total >= i.p.opt.StreamFrom
+	t.peer, t.owner, t.events, t.stream = x, o, &i.events, o.total >= i.p.opt.StreamFrom
 	for _, r := range o.frame(a.index) {
 		if !x.access.holds(r.Remote, r.Len) {
 			t.release()
@@ -119,7 +119,7 @@ func (i *initiator) permitted(a *answer) (*task, error) {
 		t.bytes += r.Len
 	}
 	o.holders++
-	i.wg.Add(1)
+	i.crew.join(1)
 	return t, nil
 }
 
@@ -131,7 +131,7 @@ func (i *initiator) endRead(o *op, status fault.Code) {
 
 // copied ends a frame of a READ: every worker has left the memory of both sides.
 func (i *initiator) copied(t *task) {
-	defer i.wg.Done()
+	defer i.crew.leave()
 	o := t.owner.(*op)
 	noted(i.p, i.role, i.id, t)
 	i.mu.Lock()

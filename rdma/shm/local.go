@@ -13,10 +13,11 @@ import (
 //
 // Lock order: the session's mu, then the target's, or a gate, or the pool's lock or the event queue. Nobody takes mu inside a gate.
 type local struct {
-	p    *Provider
-	id   rdma.SessionID
-	t    *target
-	hold func() // of tests: called before each chunk, outside of the gates
+	p      *Provider
+	id     rdma.SessionID
+	t      *target
+	hold   func() // of tests: called before each chunk, outside of the gates
+	events outlet
 
 	mu       sync.Mutex
 	ended    fault.Code
@@ -26,8 +27,9 @@ type local struct {
 }
 
 var (
-	_ poster     = (*local)(nil)
-	_ rdma.Mover = (*local)(nil)
+	_ poster          = (*local)(nil)
+	_ rdma.QuietMover = (*local)(nil)
+	_ rdma.Insider    = (*Provider)(nil)
 )
 
 // within gives the target that parameters name when it is of this provider. Their secret proves it, as it proves a peer: it is
@@ -45,6 +47,7 @@ func (p *Provider) within(par *params) *target {
 // join makes the session of a target of this provider.
 func (p *Provider) join(id rdma.SessionID, t *target) (*local, error) {
 	i := &local{p: p, id: id, t: t, byID: map[uint64]*job{}}
+	i.events.init(p)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {
@@ -78,6 +81,7 @@ func (i *local) errEnded() error {
 
 // Post takes operations as long as the window has room. The provider's workers copy.
 func (i *local) Post(in []rdma.Op) (int, error) {
+	defer i.hand()
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.ended != 0 {
@@ -137,19 +141,23 @@ func (i *local) complete(j *job, status fault.Code) {
 	i.unlink(j)
 	ev := rdma.Event{Kind: rdma.EventCompletion, Session: i.id, Op: x.id}
 	if status == 0 && x.kind == rdma.OpWrite {
-		status = i.arrive(j, x)
+		status = i.arrive(j, x, false)
 	}
 	ev.Status, ev.Bytes, ev.Wrote = status, x.placed.Load(), status != 0 && x.kind == rdma.OpWrite && x.wrote.Load()
-	i.p.events.Push(ev)
+	i.events.add(ev)
 	j.release()
 }
 
 // arrive tells the target of a WRITE that is placed, from inside the gate, so that no arrival comes after the window's fence.
-func (i *local) arrive(j *job, x *part) fault.Code {
+func (i *local) arrive(j *job, x *part, quiet bool) fault.Code {
 	if st := x.w.EnterLate(); st != 0 {
 		return st
 	}
-	i.p.events.Push(rdma.Event{Kind: rdma.EventArrival, Session: i.t.id, Bytes: x.total, Key: x.key, Tag: x.tag, Took: i.p.opt.Clock.Now() - j.began})
+	if quiet {
+		x.w.Leave()
+		return 0
+	}
+	i.t.events.add(rdma.Event{Kind: rdma.EventArrival, Session: i.t.id, Bytes: x.total, Key: x.key, Tag: x.tag, Took: i.p.opt.Clock.Now() - j.began})
 	x.w.Leave()
 	return 0
 }
@@ -184,6 +192,7 @@ func (i *local) takeBack(j *job, why fault.Code) {
 
 // Cancel completes the named operations that are pending with Cancelled.
 func (i *local) Cancel(ids ...uint64) {
+	defer i.hand()
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	for _, id := range ids {
@@ -194,6 +203,7 @@ func (i *local) Cancel(ids ...uint64) {
 }
 
 func (i *local) cancelRegion(r *region) {
+	defer i.hand()
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	for j := i.live; j != nil; {
@@ -203,6 +213,12 @@ func (i *local) cancelRegion(r *region) {
 		}
 		j = next
 	}
+}
+
+// hand has what a call of the user's has ended brought to both sides.
+func (i *local) hand() {
+	i.t.events.hand()
+	i.events.hand()
 }
 
 func (i *local) withdraw(*region) {} // nobody else has it mapped
@@ -221,7 +237,7 @@ func (i *local) end(why fault.Code) {
 		j = next
 	}
 	if why != fault.Closed {
-		i.p.events.Push(rdma.Event{Kind: rdma.EventDown, Status: why, Session: i.id})
+		i.events.add(rdma.Event{Kind: rdma.EventDown, Status: why, Session: i.id})
 	}
 	i.mu.Unlock()
 	if why == fault.Closed {
@@ -232,6 +248,7 @@ func (i *local) end(why fault.Code) {
 // Close completes what is pending with Closed.
 func (i *local) Close() error {
 	i.end(fault.Closed)
+	i.hand()
 	i.p.mu.Lock()
 	defer i.p.mu.Unlock()
 	if i.p.initiators[i.id] == poster(i) {
@@ -239,3 +256,6 @@ func (i *local) Close() error {
 	}
 	return nil
 }
+
+// Inside says that a session whose both sides are this provider's stays in the process: rdma.Insider.
+func (p *Provider) Inside() bool { return true }

@@ -16,9 +16,18 @@ const (
 	spinFor = 30 * time.Microsecond
 )
 
-// Move copies on the caller's goroutine, and on the workers' where it is large: rdma.Mover. It waits while nobody polls events.
+// Move copies on the caller's goroutine, and on the workers' where it is large: rdma.Mover. It waits while nobody takes events, and
+// then the caller must hold no lock that whoever takes them needs.
 func (i *local) Move(ops []rdma.Op) (n int, status fault.Code) {
-	i.p.events.Hold(i.isOver)
+	i.t.events.hold(i.isOver)
+	defer i.t.events.hand()
+	return i.run(ops, false)
+}
+
+// MoveQuiet is Move without arrivals: rdma.QuietMover.
+func (i *local) MoveQuiet(ops []rdma.Op) (n int, status fault.Code) { return i.run(ops, true) }
+
+func (i *local) run(ops []rdma.Op, quiet bool) (n int, status fault.Code) {
 	j := newJob(i, true)
 	// What is behind an operation that fails here is not begun.
 	for k := range ops {
@@ -42,7 +51,7 @@ func (i *local) Move(ops []rdma.Op) (n int, status fault.Code) {
 	}
 	j.cut()
 	if len(j.chunks) > 0 {
-		i.run(j)
+		i.copy(j)
 	}
 	i.mu.Lock()
 	i.unlink(j)
@@ -51,7 +60,7 @@ func (i *local) Move(ops []rdma.Op) (n int, status fault.Code) {
 		x := &j.parts[n]
 		st := fault.Code(x.status.Load())
 		if st == 0 && x.kind == rdma.OpWrite {
-			st = i.arrive(j, x)
+			st = i.arrive(j, x, quiet)
 		}
 		if st != 0 {
 			j.release()
@@ -85,8 +94,8 @@ func (i *local) begin(j *job) fault.Code {
 	return 0
 }
 
-// run copies all of a Move.
-func (i *local) run(j *job) {
+// copy makes all copies of a Move.
+func (i *local) copy(j *job) {
 	j.stream = j.total >= i.p.opt.StreamFrom
 	help := j.total >= helpFrom && len(j.chunks) > 1
 	if help {

@@ -78,6 +78,12 @@ func TestMoveKeepsTheRules(t *testing.T) {
 	n, st := x.ini.Move(nil)
 	assert.Zero(t, n)
 	assert.Zero(t, st)
+	fabrictest.Fill(x.src.Bytes(), fabrictest.ClassSource, 8)
+	n, st = x.ini.MoveQuiet([]rdma.Op{write(kw, 1, x.srcR, good), write(gone, 2, x.srcR, good)})
+	assert.Equal(t, 1, n)
+	assert.Equal(t, fault.StaleKey, st)
+	assert.Equal(t, x.src.Bytes()[100:1100], x.dst.Bytes()[4196:5196])
+	assert.Empty(t, x.drain(), "nobody is told")
 }
 
 // TestMoveAtRandom: large and small lists, WRITE and READ, with help and without, move exactly their bytes.

@@ -43,8 +43,9 @@ type task struct {
 	wrote   bool
 	next    *task
 
-	peer  *foreign
-	owner any // *inbound or *op
+	peer   *foreign
+	owner  any // *inbound or *op
+	events *outlet
 }
 
 // cursor is a place in a list of pieces: piece i, byte off of it.
@@ -122,8 +123,41 @@ func (p *pool) add(t *task, c *copier) {
 		return
 	}
 	p.mu.Lock()
-	p.push(t)
+	over := t.over()
+	if !over {
+		p.push(t)
+	}
 	p.mu.Unlock()
+	if over { // drop does not find it any more
+		t.left, t.status = 0, fault.PeerLost
+		t.done(t)
+	}
+}
+
+// drop ends what is queued of a session that is over: no worker may be free for it, since they may be bringing events to the user,
+// who closes the session from there.
+func (p *pool) drop(events *outlet) {
+	var ended *task
+	p.mu.Lock()
+	for x := p.head; x != nil; {
+		next := x.next
+		if x.events == events {
+			p.remove(x)
+			if x.left = 0; x.status == 0 {
+				x.status = fault.PeerLost
+			}
+			if x.workers == 0 { // else the last of them ends it
+				x.next, ended = ended, x
+			}
+		}
+		x = next
+	}
+	p.mu.Unlock()
+	for ended != nil {
+		x := ended
+		ended = x.next
+		x.done(x)
+	}
 }
 
 // share is what one worker does of a task in one turn, and what came of it.
@@ -148,7 +182,10 @@ func (p *pool) work() {
 		if j := p.nextJob(); j != nil {
 			p.mu.Unlock()
 			j.work(c, turn)
+			i := j.i
 			j.release()
+			i.t.events.bring()
+			i.events.bring()
 			continue
 		}
 		t := p.head
@@ -171,8 +208,12 @@ func (p *pool) work() {
 			p.push(t)
 		}
 		p.mu.Unlock()
+		events := t.events // the task may be another's when it has ended
 		c.run(t, &r)
 		p.finish(t, &r)
+		if events != nil {
+			events.bring()
+		}
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 type Provider struct {
 	opt    Options
 	events *eventqueue.Queue
+	take   func([]rdma.Event) // nil: events are polled for
 	pool   *pool
 	door   *door
 	path   string // of the socket

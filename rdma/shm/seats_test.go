@@ -27,6 +27,7 @@ type seat struct {
 	*Provider
 	h      *hub
 	events *eventqueue.Queue
+	take   func([]rdma.Event)
 
 	mu     sync.Mutex
 	closed bool
@@ -49,11 +50,12 @@ func (t seatTarget) Grant(w rdma.Window) (rdma.Key, error) {
 
 // hub hands a provider's events to its two seats.
 type hub struct {
-	p     *Provider
-	wg    sync.WaitGroup
-	open  atomic.Int32
-	mu    sync.Mutex
-	seats map[rdma.SessionID]*seat
+	p        *Provider
+	wg       sync.WaitGroup
+	open     atomic.Int32
+	delivers atomic.Bool
+	mu       sync.Mutex
+	seats    map[rdma.SessionID]*seat
 }
 
 func (h *hub) pump() {
@@ -78,6 +80,20 @@ func (s *seat) isClosed() bool                 { s.mu.Lock(); defer s.mu.Unlock(
 func (s *seat) has(r rdma.Region) bool         { s.mu.Lock(); defer s.mu.Unlock(); return s.owns[r] }
 func (s *seat) later(f func() error)           { s.mu.Lock(); defer s.mu.Unlock(); s.ends = append(s.ends, f) }
 func (s *seat) of(id rdma.SessionID)           { s.h.mu.Lock(); defer s.h.mu.Unlock(); s.h.seats[id] = s }
+
+// Deliver has the events of this seat's sessions brought, by one delivery of the provider for both seats.
+func (s *seat) Deliver(take func([]rdma.Event)) {
+	s.take = take
+	if s.h.delivers.Swap(true) {
+		return
+	}
+	s.h.p.Deliver(func(evs []rdma.Event) {
+		s.h.mu.Lock()
+		of := s.h.seats[evs[0].Session] // one delivery is of one session
+		s.h.mu.Unlock()
+		of.take(evs)
+	})
+}
 
 func (s *seat) Register(m rdma.Memory) (rdma.Region, error) {
 	if s.isClosed() {

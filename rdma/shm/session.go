@@ -1,6 +1,7 @@
 package shm
 
 import (
+	"errors"
 	"io"
 	"net"
 	"sync"
@@ -19,10 +20,11 @@ import (
 // Lock order: mu, then a gate or the pool's lock or the event queue. Gates are held for one chunk at most, so waiting for
 // one under mu is bounded; nobody takes mu inside a gate.
 type session struct {
-	p    *Provider
-	id   rdma.SessionID
-	role string
-	wg   sync.WaitGroup // reader, writer, tasks, and calls that use the pages
+	p      *Provider
+	id     rdma.SessionID
+	role   string
+	crew   crew // reader, writer, tasks
+	events outlet
 
 	mu      sync.Mutex
 	ended   fault.Code // why the session is over; 0: it is not
@@ -46,6 +48,8 @@ type notice struct {
 
 func (s *session) init(p *Provider, id rdma.SessionID, role string) {
 	s.p, s.id, s.role = p, id, role
+	s.crew.init()
+	s.events.init(p)
 	s.known, s.foreign = map[*region]uint32{}, map[uint32]*foreign{}
 }
 
@@ -235,7 +239,33 @@ func (s *session) receive(handle func(b []byte, fds *[]int, c *copier) ([]byte, 
 		if err != nil {
 			return err
 		}
+		if !s.deliver() {
+			return errLeft
+		}
 	}
+}
+
+// errLeft is receive's when the session ended while its events were brought: the caller is no member of the crew any more.
+var errLeft = errors.New("the session is over")
+
+// serve runs the session's two goroutines, which are members of its crew.
+func (s *session) serve(receive func() error, fail func(error)) {
+	go func() {
+		err := receive()
+		if err == errLeft { //nolint:errorlint // it is never wrapped
+			return
+		}
+		fail(err)
+		s.crew.leave()
+		s.events.bring()
+	}()
+	go func() {
+		if err := s.out.write(); err != nil {
+			fail(err)
+		}
+		s.crew.leave()
+		s.events.bring()
+	}()
 }
 
 // descriptors takes what came beside a message.
@@ -274,7 +304,7 @@ func (s *session) shut(why fault.Code) bool {
 	return true
 }
 
-// dispose gives memory back after the last user. wg has been waited for.
+// dispose gives memory back after the last user. The crew has left.
 func (s *session) dispose() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

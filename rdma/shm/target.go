@@ -94,7 +94,7 @@ func (t *target) reserve() error {
 		return fault.New(fault.AlreadyExists, "hello", "the session has its connection")
 	}
 	t.reserved = true
-	t.wg.Add(2)
+	t.crew.join(2)
 	return nil
 }
 
@@ -122,19 +122,12 @@ func (t *target) begin(conn *net.UnixConn, pages [2]*page, err error) error {
 		pages[0].close()
 		pages[1].close()
 		t.fail(err)
-		t.wg.Add(-2)
+		t.crew.leave()
+		t.crew.leave()
+		t.events.bring()
 		return err
 	}
-	go func() {
-		defer t.wg.Done()
-		t.fail(t.receive(t.handle))
-	}()
-	go func() {
-		defer t.wg.Done()
-		if err := t.out.write(); err != nil {
-			t.fail(err)
-		}
-	}()
+	t.serve(func() error { return t.receive(t.handle) }, t.fail)
 	return nil
 }
 
@@ -247,18 +240,19 @@ func (t *target) end(why fault.Code, cause error) {
 		return
 	}
 	if why != fault.Closed {
-		t.p.events.Push(rdma.Event{Kind: rdma.EventDown, Status: why, Session: t.id})
+		t.events.add(rdma.Event{Kind: rdma.EventDown, Status: why, Session: t.id})
 	}
 	t.room.Broadcast()
 	conn, inside := t.conn, t.local
 	t.mu.Unlock()
 	if inside != nil {
 		inside.end(fault.PeerLost)
+		inside.events.hand()
 	}
 	if conn != nil {
 		_ = conn.Close()
 	}
-	t.p.events.LetGo()
+	t.events.letGo()
 	if why != fault.Closed {
 		t.p.opt.Logger.Info("session down", "role", t.role, "session", uint64(t.id), "code", why.String(), "error", cause)
 	}
@@ -270,7 +264,8 @@ func (t *target) fail(err error) { t.end(rdma.DownStatus(err), err) }
 func (t *target) Close() error {
 	t.end(fault.Closed, nil)
 	t.fenceRegion(nil)
-	t.wg.Wait()
+	t.p.pool.drop(&t.events)
+	t.crew.end()
 	t.mu.Lock()
 	for t.fences > 0 {
 		t.room.Wait()

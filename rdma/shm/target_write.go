@@ -48,7 +48,7 @@ func (t *target) handle(b []byte, fds *[]int, c *copier) ([]byte, error) {
 
 // hold waits while the peer has this node keep too much.
 func (t *target) hold() {
-	t.p.events.Hold(t.isOver)
+	t.events.hold(t.isOver)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for t.load >= maxLoad && t.ended == 0 {
@@ -152,7 +152,7 @@ func (t *target) write(f *opFrame, c *copier) error {
 		if task, err = t.placing(in, w, f); err == nil {
 			in.tasks++
 			t.load++
-			t.wg.Add(1)
+			t.crew.join(1)
 		}
 	}
 	done := task == nil && t.settle(in)
@@ -181,7 +181,7 @@ func (t *target) placing(in *inbound, w *window, f *opFrame) (*task, error) {
 	}
 	n := newTask()
 	n.dst, n.src, n.gate, n.permit, n.void, n.over, n.done = w.region.access, x.access, w, p, fault.Cancelled, t.isOver, t.placed
-	n.peer, n.owner, n.stream = x, in, f.total >= t.p.opt.StreamFrom
+	n.peer, n.owner, n.events, n.stream = x, in, &t.events, f.total >= t.p.opt.StreamFrom
 	for _, d := range t.descs {
 		if !x.access.holds(d.local, d.len) {
 			n.release()
@@ -196,7 +196,7 @@ func (t *target) placing(in *inbound, w *window, f *opFrame) (*task, error) {
 
 // placed ends a frame of a WRITE: every worker has left the memory of both sides.
 func (t *target) placed(n *task) {
-	defer t.wg.Done()
+	defer t.crew.leave()
 	in := n.owner.(*inbound)
 	noted(t.p, t.role, t.id, n)
 	t.mu.Lock()
@@ -237,7 +237,7 @@ func (t *target) settle(in *inbound) bool {
 	}
 	r := result{seq: f.seq, bytes: in.placed, status: in.status, wrote: in.wrote && in.status != 0}
 	if in.status == 0 {
-		t.p.events.Push(rdma.Event{Kind: rdma.EventArrival, Session: t.id, Bytes: f.total, Key: in.w.key, Tag: f.tag,
+		t.events.add(rdma.Event{Kind: rdma.EventArrival, Session: t.id, Bytes: f.total, Key: in.w.key, Tag: f.tag,
 			Took: t.p.opt.Clock.Now() - in.began})
 		in.w.Leave()
 	}

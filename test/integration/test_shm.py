@@ -59,9 +59,13 @@ def test_two_daemons(pair: tuple[Daemon, Daemon], rng: random.Random) -> None:
 
 
 def test_one_daemon(daemon: Start, rng: random.Random) -> None:
-    """Two clients of one daemon use shm too."""
+    """Two clients of one daemon use shm too, inside the daemon's process."""
     d = daemon("both")
-    assert between(d, d, rng).provider == "shm"
+    done = between(d, d, rng)
+    assert (done.provider, done.provider_reason) == (
+        "shm",
+        "shm: both clients are this daemon's, nothing leaves the process",
+    )
 
 
 @pytest.mark.parametrize(("left", "right"), [("tcp", "shm,tcp"), ("shm,tcp", "tcp"), ("tcp,shm", "shm,tcp")])
