@@ -2,6 +2,7 @@ package wire
 
 import (
 	"encoding/binary"
+	"slices"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
 )
@@ -20,6 +21,7 @@ func U32s(field string, b []byte) ([]uint32, error) {
 
 // AppendU32s packs v.
 func AppendU32s(dst []byte, v []uint32) []byte {
+	dst = slices.Grow(dst, 4*len(v)) // a hundred thousand at a time: not by doubling
 	for _, x := range v {
 		dst = binary.LittleEndian.AppendUint32(dst, x)
 	}

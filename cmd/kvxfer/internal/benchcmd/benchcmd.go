@@ -22,6 +22,7 @@ const help = `Usage:
   kvxfer bench copy    [--case LIST] [--rounds N] [--seconds S] [--no-limit] [--out FILE] [--json]
   kvxfer bench verbs   [--device NAME[,NAME]] [--size LIST] [--case LIST] [--op write|read] [--rounds N] [--seconds S]
                        [--no-limit] [--out FILE] [--json]
+  kvxfer bench many    [...], see kvxfer bench many --help
 
 tcp and shm start two daemons and a client of each on this host, move lists of scattered blocks between them, and compare
 every block that arrives. Beside each transfer, in the same stretch of time, a small C program moves the same list as fast
@@ -56,6 +57,9 @@ func Run(args []string, stdout, stderr io.Writer) int {
 	if len(args) > 0 && args[0] == workerName {
 		return work(args[1:], waiting(os.Stdin), stdout, stderr)
 	}
+	if len(args) > 0 && args[0] == "many" {
+		return manyRun(args[1:], stdout, stderr)
+	}
 	c := &command.Command{Name: "bench", Help: help, Stdout: stdout, Stderr: stderr}
 	r := &run{progress: stderr, seed: uint64(time.Now().UnixNano())}
 	var caseList, sizeList, deviceList, op, out string
@@ -76,7 +80,7 @@ func Run(args []string, stdout, stderr io.Writer) int {
 	var err error
 	switch {
 	case len(names) != 1 || !slices.Contains([]string{"copy", "tcp", "shm", "verbs"}, names[0]):
-		return c.Misused("say what to measure: copy, tcp, shm or verbs")
+		return c.Misused("say what to measure: copy, tcp, shm, verbs or many")
 	case op != "" && op != "write" && op != "read":
 		return c.Misused("--op %q, allowed write, read", op)
 	case op != "" && names[0] == "copy":
