@@ -51,7 +51,9 @@
 //   - a read lease has as many readers as it says: TestReadLeaseHasAsManyReadersAsItSays
 //   - a ticket permits what its owner granted, whatever its text says: TestTicketsSayWhatTheyPermit
 //   - evict returns when no peer can touch the blocks, and behind the end of an own transfer: TestEvictTakesBlocksBackFromEveryPeer,
-//     TestEvictAfterATransfersEnd
+//     TestEvictAfterATransfersEnd; TryEvict does it where nobody has to be waited for: TestTryEvictNeverWaits
+//   - a transfer over a link that is there has asked the peer when its starting call returns, and finishes by its request where that
+//     says so: TestStartAsksThePeer, TestFinishOfARequest
 //   - a scatter list moves each byte once and stays inside what is advertised: TestScatterAgreesWithCopy,
 //     TestScatterStaysInsideWhatIsAdvertised
 //   - a raw region that was taken back is never written again: TestRevokedAdvertisementIsNeverWrittenAgain

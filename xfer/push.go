@@ -14,17 +14,22 @@ func (e *Engine) Push(id ClientID, r wire.PushRequest, blocks []uint32) (wire.Pu
 	if err != nil {
 		return wire.PushInfo{}, err
 	}
-	p := &transfer{kind: kindPush, write: true, region: ca.region, cache: ca, blocks: blocks, ticket: g}
+	p := &transfer{kind: kindPush, write: true, region: ca.region, cache: ca, blocks: blocks, ticket: g, note: r.Notification}
 	if r.Traceparent == "" {
 		r.Traceparent = t.Traceparent
 	}
-	return e.start(id, p, r.TimeoutMillis, r.TransferIdentity, r.Traceparent, r.SpanID,
+	info, err := e.start(id, p, r.TimeoutMillis, r.TransferIdentity, r.Traceparent, r.SpanID,
 		func() error { return ca.hold(op, blocks) },
 		func() {
-			if !r.Layerwise { // everything is ready now; FINISH still comes from the client, with its notification
+			if !r.Layerwise { // everything is ready now; without Finish that still comes from the client, with its notification
 				p.handOver(ca.spec.Layout.Layers)
 			}
+			if r.Finish {
+				p.run(protocol.TransferEvent{Kind: protocol.TransferFinish})
+			}
 		})
+	info.Finished = err == nil && r.Finish
+	return info, err
 }
 
 // blockTransfer checks what PUSH and PULL have in common.

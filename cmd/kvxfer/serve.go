@@ -12,8 +12,12 @@ import (
 	"syscall"
 
 	"github.com/kvxfer/kvxfer/internal/config"
+	"github.com/kvxfer/kvxfer/internal/gcfloor"
 	"github.com/kvxfer/kvxfer/internal/node"
 )
+
+// heapFloor is the heap in bytes below which a daemon collects no garbage.
+const heapFloor = 32 << 20
 
 // serve runs a daemon until SIGTERM or SIGINT. A second signal ends the draining.
 func serve(args []string, stdout, stderr io.Writer) int {
@@ -43,6 +47,7 @@ func serve(args []string, stdout, stderr io.Writer) int {
 		case <-starting:
 		}
 	}()
+	gcfloor.Set(heapFloor)
 	n, err := node.Start(ctx, *cfg, log, node.WithLogLevel(level))
 	close(starting)
 	if err != nil {

@@ -5,12 +5,16 @@
 // see every tenant and steer the daemon.
 //
 // Terms. A client is one connection of one process. A quick kind (PUSH_LAYER, PUSH_FINISH, PUSH_CANCEL, REVOKE, SPANS,
-// PING, STATUS) is acted upon where it is read; every other request goes through the client's queue.
+// PING, STATUS) is acted upon where it is read; every other request goes through the client's queue. A prompt one (PUSH, PULL, SCATTER,
+// LEASE, ADVERTISE, and EVICT where nothing has to be fenced, with a short list) waits for nobody: it is run where it is read, too,
+// where the queue is empty and runs nothing, because to wake a goroutine for it takes longer than most of them do.
 //
 // Order. The queue runs one request of a client at a time, in the order of arrival, because DROP_CACHE, then
 // DEREGISTER_REGION, or EVICT, then LEASE, may be sent without waiting for the answers between them. Several of these
 // wait for a fence; quick kinds overtake them, so that a layer that is ready never waits for another cache's end. That
 // changes nothing for the client: a quick kind names a lease or a transfer, whose number was in an answer already.
+//
+// Whoever has an answer or an event writes it, as far as the socket takes it at once; the writer has what is left.
 //
 // A client's goroutines are: one reader, one that runs the queue, one writer, one that watches its process, and with a ring
 // one that takes posts out of it, which sleeps when there are none. A
@@ -31,6 +35,8 @@
 //   - no descriptor leaks, whatever is sent: TestDescriptors, FuzzConnection
 //   - where the process has no descriptor left, who comes and who hands one over is told so: TestNoDescriptorIsLeft
 //   - slow requests keep their order and hold up no layer: TestQuickKindsOvertake, TestRequestQueueIsBounded
+//   - prompt requests take turns with the queue's and overlap none: TestPromptRequestsKeepTheirTurn, TestLargeRequestsAreQueued
+//   - frames that several goroutines write at once stay whole and in each one's order: TestManyWriters, TestEventsKeepTheirOrder
 //   - what waits for other nodes holds up nothing, and a lease of an instance is answered before its first event:
 //     TestLongRequestsHoldUpNothing, TestKeysAndInstances
 //   - the answer to LEASE and PUSH comes before their events: TestAnswerComesBeforeEvents

@@ -37,6 +37,8 @@
 // Invariants, each with the test that holds it:
 //   - LinkUp comes before a link's first frame, frames in order from one goroutine, LinkDown once and last:
 //     TestFramesInOrder, TestLinkDownOnce, TestManyLinksComeAndGo
+//   - whoever sends a frame writes it where nobody else does and the connection takes it at once; each sender's frames keep their
+//     order: TestFramesOfManySenders
 //   - the dialer reaches the incarnation that it wants or gets StaleEpoch: TestStaleEpoch, TestAnotherNodeAnswers
 //   - a dial under way says which address and step it is at: TestDialSaysHowFarItIs
 //   - a node that ends in order lets the peer read what was sent before its session goes: TestLastWordsBeforeTheSessionGoes

@@ -179,7 +179,11 @@ type PushRequest struct {
 	Cache         uint64 `json:"cache"`
 	Ticket        string `json:"ticket"`
 	TimeoutMillis int64  `json:"timeout_ms"`
-	Layerwise     bool   `json:"layerwise"` // false: every layer is ready now and no PUSH_LAYER follows; PUSH_FINISH does
+	Layerwise     bool   `json:"layerwise"` // false: every layer is ready now and no PUSH_LAYER follows; without Finish PUSH_FINISH does
+	// Finish stands for the PUSH_FINISH of a push that is not layer-wise, and Notification is what that would carry. A daemon
+	// that knows the field answers Finished.
+	Finish       bool   `json:"finish,omitempty"`
+	Notification []byte `json:"notification,omitempty"`
 	// Traceparent is what the call belongs to; absent, the ticket's context is taken. SpanID is the id that the
 	// client gives its own span of this call (16 hex digits): the daemon's spans become its children.
 	Traceparent string `json:"traceparent,omitempty"`
@@ -225,6 +229,7 @@ type PushInfo struct {
 	TraceID    string `json:"trace_id"`    // of the trace that the transfer belongs to
 	ParentID   string `json:"parent_id"`   // the parent for the client's span; empty: it is the root
 	Sampled    bool   `json:"sampled"`
+	Finished   bool   `json:"finished,omitempty"` // the request's Finish was taken: no PUSH_FINISH is to follow
 }
 
 // PushFinish says that the last layer was handed over; the array is the notification.

@@ -191,6 +191,8 @@ func goldenCases() []golden {
 	add("push", KindPush, 12, &PushRequest{Cache: 2, Ticket: sampleTicket().Encode(), TimeoutMillis: 30_000, Layerwise: true,
 		Traceparent: sampleTraceparent, SpanID: sampleSpan}, blocks)
 	add("ok_push", KindOK, 12, &PushInfo{Transfer: 6, TransferID: sampleTransfer, TraceID: sampleTrace, ParentID: sampleSpan, Sampled: true}, nil)
+	add("push_whole", KindPush, 12, &PushRequest{Cache: 2, Ticket: sampleTicket().Encode(), TimeoutMillis: 30_000, Finish: true, Notification: note}, blocks)
+	add("ok_push_whole", KindOK, 12, &PushInfo{Transfer: 6, TransferID: sampleTransfer, TraceID: sampleTrace, Finished: true}, nil)
 	noReply("push_layer", KindPushLayer, nil, AppendLayerPart(nil, LayerPart{Transfer: 6, Layer: 29, First: 1, Count: 2}))
 	noReply("push_finish", KindPushFinish, &PushFinish{Transfer: 6}, note)
 	noReply("push_cancel", KindPushCancel, &PushCancel{Transfer: 6}, nil)

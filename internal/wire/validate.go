@@ -310,7 +310,14 @@ func (r *LeaseRequest) Validate() error {
 
 // Validate checks the fields but the ticket, which ParseTicket reads.
 func (r *PushRequest) Validate() error {
-	return checkTransfer("push", r.SpanID, &r.TransferIdentity, r.TimeoutMillis, nil)
+	const op = "push"
+	switch {
+	case r.Finish && r.Layerwise:
+		return fault.Invalid(op, "finish", "true of a layer-wise push, allowed is PUSH_FINISH behind its layers")
+	case len(r.Notification) > 0 && !r.Finish:
+		return fault.Invalid(op, "notification", "%d bytes, allowed 0 without finish: PUSH_FINISH brings it", len(r.Notification))
+	}
+	return checkTransfer(op, r.SpanID, &r.TransferIdentity, r.TimeoutMillis, r.Notification)
 }
 
 // Validate checks the fields; the error never repeats the secret.

@@ -60,6 +60,11 @@ func TestValidateNamesFieldAndRange(t *testing.T) {
 		{&lease, func(v validator) { v.(*LeaseRequest).TTLMillis = MaxMillis + 1 }, "ttl_ms"},
 		{&push, func(v validator) { v.(*PushRequest).TimeoutMillis = -1 }, "timeout_ms"},
 		{&push, func(v validator) { v.(*PushRequest).SpanID = "zz" }, "span_id"},
+		{&push, func(v validator) { v.(*PushRequest).Finish, v.(*PushRequest).Layerwise = true, true }, "finish"},
+		{&push, func(v validator) { v.(*PushRequest).Notification = []byte("n") }, "notification"},
+		{&push, func(v validator) {
+			v.(*PushRequest).Finish, v.(*PushRequest).Notification = true, make([]byte, MaxNotification+1)
+		}, "notification"},
 		{sampleBind(), func(v validator) { v.(*Bind).Lease = "" }, "lease"},
 		{sampleBind(), func(v validator) { v.(*Bind).Secret = nil }, "secret"},
 		{sampleBind(), func(v validator) { v.(*Bind).Transfer = "x" }, "transfer"},

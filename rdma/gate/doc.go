@@ -5,7 +5,7 @@
 // more. After Shut returned nobody is inside and nobody will be.
 //
 // Invariants: after Shut, Enter refuses for ever (TestShutIsForEver); Shut returns only when nobody is inside
-// (TestShutWaitsForThoseInside); the deadline is compared at every Enter, so a late timer permits nothing
+// (TestShutWaitsForThoseInside); TryShut shuts an empty gate and waits for nobody (TestTryShutDoesNotWait); the deadline is compared at every Enter, so a late timer permits nothing
 // (TestDeadlineIsComparedAtEveryEntry).
 //
 // The build tag kvxfer_nofence makes gates that never shut. It exists so that the tests of late writes can show that they

@@ -34,7 +34,7 @@ func (c *Cache) Write(ctx context.Context, blocks Blocks, ticket string, options
 	ctx, cancel := context.WithTimeout(ctx, c.client.timeout) // the deadline is the transfer's, and may be far
 	defer cancel()
 	fe := p.start(ctx, request{op: op, kind: wire.KindPush, data: wire.AppendU32s(nil, ids), body: &wire.PushRequest{Cache: at.cache, Ticket: ticket,
-		TimeoutMillis: millis(timeout), Layerwise: o.layerwise, Traceparent: sp.parent(), SpanID: sp.spanID(), TransferIdentity: o.identity}}, p, p.Cancel)
+		TimeoutMillis: millis(timeout), Layerwise: o.layerwise, Finish: !o.layerwise, Notification: o.note, Traceparent: sp.parent(), SpanID: sp.spanID(), TransferIdentity: o.identity}}, p, p.Cancel)
 	if fe != nil {
 		return nil, p.leaving(fe)
 	}

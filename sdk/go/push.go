@@ -97,12 +97,16 @@ func (p *Push) finishLocked(note []byte) *fault.Error {
 	return fe
 }
 
-// accepted: where everything is final the end goes right behind the answer.
+// accept: where everything is final the end went with the request; a daemon that does not know that gets it behind its answer.
 func (p *Push) accept() {
 	if p.layerwise {
 		return
 	}
 	p.fmu.Lock()
 	defer p.fmu.Unlock()
+	if p.finishing { // set by this goroutine
+		p.finished = true
+		return
+	}
 	_ = p.finishLocked(p.note) // what hinders it ends the connection or, at the deadline, the transfer
 }

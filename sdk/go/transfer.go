@@ -103,6 +103,7 @@ type transfer struct {
 	tmu                              sync.Mutex
 	number                           uint64 // the daemon's; with begun
 	begun                            bool   // the daemon has agreed
+	finishing                        bool   // and has taken the request's finish
 	transferID, traceID, traceparent string
 	afterAccept                      func() // in the reader, behind the number
 	endedWell                        func(TransferResult)
@@ -180,6 +181,7 @@ func (t *transfer) accepted(f *wire.Frame, h transferHandle, expire func()) erro
 	t.mu.Unlock()
 	t.tmu.Lock()
 	t.number, t.begun, t.transferID, t.traceID, t.traceparent = info.Transfer, true, info.TransferID, info.TraceID, traceparent
+	t.finishing = info.Finished
 	t.tmu.Unlock()
 	t.sess.addTransfer(info.Transfer, h)
 	t.endAt(t.until.Add(grace), func() { t.expire(expire) })
