@@ -42,7 +42,7 @@ _put_post = struct.Struct("=QQQ").pack_into
 
 # Who waits looks first, as waking a thread takes tens of microseconds. A look takes some 30 ns. The time
 # follows what it gained: doubled when a look found something, halved when not.
-LOOKS = range(64)
+LOOKS = range(40)
 _MAX_SPIN, _MIN_SPIN = 50e-6, 2e-6
 #: Seconds after which who sleeps looks once more: a bell may be missed, see the Go package.
 _FIRST_SLEEP = 0.001
@@ -136,7 +136,9 @@ class Ring(Way):
                 post = self.out[cookie] = Post(self, prepared, cookie, time.monotonic() + timeout + GRACE)
         if cookie < 0:
             post = self.post(prepared, timeout)
-        post.wait()
+        self._wait(post, post._until)
+        if post._status:
+            post.wait()  # raises
 
     def look(self) -> None:
         if self._words[_COMPLETED] != self._seen:
@@ -264,6 +266,7 @@ class Ring(Way):
         words = self._words
         until = time.monotonic() + self._spin
         while True:
+            os.sched_yield()  # the daemon may be waiting for this very processor
             for _ in looks:
                 if words[_COMPLETED] != seen:
                     self._spin = min(_MAX_SPIN, 2 * self._spin)
@@ -271,7 +274,6 @@ class Ring(Way):
             if time.monotonic() >= until:
                 self._spin = max(_MIN_SPIN, self._spin / 2)
                 return False
-            os.sched_yield()
 
     def _sleep(self, post: Post | None, until: float) -> None:
         """Sleeps until the bell rings; one thread at a time."""
