@@ -36,7 +36,6 @@ class FakeRing:
         self.running = threading.Event()
         self.running.set()
         self.sleep = True
-        self.lost_bells = False
         self.posts: list[tuple[int, int, int]] = []
         self.stopped = False
         self.completed = 0
@@ -51,7 +50,7 @@ class FakeRing:
     def put(self, offset: int, value: int) -> None:
         struct.pack_into("=Q", self.map, offset, value)
 
-    def end(self, cookie: int, code: int = 0, flags: int = 0, size: int = 4096) -> None:
+    def end(self, cookie: int, code: int = 0, flags: int = 0, size: int = 4096, bell: bool = True) -> None:
         with self.lock:
             at = 4096 + self.entries * 64 + self.completed % self.entries * 32
             struct.pack_into("<QIIQQ", self.map, at, cookie, code, flags, size, 1500)
@@ -59,7 +58,7 @@ class FakeRing:
             self.put(192, self.completed)
             if self.map[384]:
                 self.map[384] = 0
-                if not self.lost_bells:
+                if bell:
                     os.eventfd_write(self.bell, 1)
 
     def close(self) -> None:

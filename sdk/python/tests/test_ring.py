@@ -13,6 +13,7 @@ from conftest import eventually
 from fakedaemon import FakeDaemon
 
 import kvxfer
+from kvxfer._ring import Ring
 
 
 @pytest.fixture
@@ -79,12 +80,28 @@ def test_a_wait_behind_a_full_ring_ends_with_the_connection(
 
 
 def test_a_missed_bell_costs_a_moment(daemon: FakeDaemon, prepared: kvxfer.Prepared) -> None:
-    """Without a fence the daemon may overlook, within a millisecond, that the client sleeps."""
+    """Without a fence the daemon may overlook that the client has just gone to sleep: so the first sleep is
+    short, and only the second one lasts."""
     ring = daemon.rings[0]
-    ring.lost_bells, ring.pace = True, 0.0003
-    for _ in range(20):
-        prepared.run(timeout=60)
-    ring.lost_bells, ring.pace = False, 0.01
+    ring.on_post = lambda _p, cookie, _t: None
+    slept: list[float] = []
+
+    class Poller:
+        def poll(self, milliseconds: float) -> list[object]:
+            slept.append(milliseconds)
+            eventually(lambda: ring.posts)
+            ring.end(ring.posts[-1][1], bell=False)
+            return []
+
+    way = prepared._way
+    assert isinstance(way, Ring)
+    way._poller = Poller()  # type: ignore[assignment]
+    assert prepared.post(timeout=60).wait().bytes == 4096
+    assert slept == [pytest.approx(1.0)]
+
+
+def test_a_long_sleep_ends_with_the_bell(daemon: FakeDaemon, prepared: kvxfer.Prepared) -> None:
+    daemon.rings[0].pace = 0.01
     for _ in range(5):
         prepared.run(timeout=60)
 
