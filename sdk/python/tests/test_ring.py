@@ -109,24 +109,26 @@ def test_a_long_sleep_ends_with_the_bell(daemon: FakeDaemon, prepared: kvxfer.Pr
 def test_many_sleep_and_all_wake(daemon: FakeDaemon, prepared: kvxfer.Prepared) -> None:
     ring = daemon.rings[0]
     ring.on_post = lambda _p, cookie, _t: None
-    posts = [prepared.post(timeout=60) for _ in range(6)]
-    done = [threading.Event() for _ in posts]
-
-    def wait(i: int) -> None:
-        posts[i].wait()
-        done[i].set()
-
-    threads = [threading.Thread(target=wait, args=(i,)) for i in range(6)]
-    for t in threads:
-        t.start()
     way = prepared._way
-    eventually(lambda: len(way._waiting) == 5)
-    for i in (3, 0, 5, 1, 4, 2):
-        ring.end(ring.posts[i][1])
-        assert done[i].wait(20)
-    for t in threads:
-        t.join(20)
-    assert way._waiting == [] and not way.out
+    for _ in range(10):
+        ring.posts.clear()
+        posts = [prepared.post(timeout=60) for _ in range(6)]
+        done = [threading.Event() for _ in posts]
+
+        def wait(i: int, posts: list[kvxfer.Post] = posts, done: list[threading.Event] = done) -> None:
+            posts[i].wait()
+            done[i].set()
+
+        threads = [threading.Thread(target=wait, args=(i,)) for i in range(6)]
+        for t in threads:
+            t.start()
+        eventually(lambda: len(way._waiting) == 5 and len(ring.posts) == 6)
+        for i in (3, 0, 5, 1, 4, 2):
+            ring.end(ring.posts[i][1])
+            assert done[i].wait(20)
+        for t in threads:
+            t.join(20)
+        assert way._waiting == [] and not way.out
 
 
 def test_the_daemon_sleeps_when_idle(daemon: FakeDaemon, prepared: kvxfer.Prepared) -> None:
