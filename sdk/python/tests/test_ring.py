@@ -13,6 +13,7 @@ from conftest import eventually
 from fakedaemon import FakeDaemon
 
 import kvxfer
+from kvxfer._ring import Ring
 
 
 @pytest.fixture
@@ -79,12 +80,28 @@ def test_a_wait_behind_a_full_ring_ends_with_the_connection(
 
 
 def test_a_missed_bell_costs_a_moment(daemon: FakeDaemon, prepared: kvxfer.Prepared) -> None:
-    """Without a fence the daemon may overlook, within a millisecond, that the client sleeps."""
+    """Without a fence the daemon may overlook that the client has just gone to sleep: so the first sleep is
+    short, and only the second one lasts."""
     ring = daemon.rings[0]
-    ring.lost_bells, ring.pace = True, 0.0003
-    for _ in range(20):
-        prepared.run(timeout=60)
-    ring.lost_bells, ring.pace = False, 0.01
+    ring.on_post = lambda _p, cookie, _t: None
+    slept: list[float] = []
+
+    class Poller:
+        def poll(self, milliseconds: float) -> list[object]:
+            slept.append(milliseconds)
+            eventually(lambda: ring.posts)
+            ring.end(ring.posts[-1][1], bell=False)
+            return []
+
+    way = prepared._way
+    assert isinstance(way, Ring)
+    way._poller = Poller()  # type: ignore[assignment]
+    assert prepared.post(timeout=60).wait().bytes == 4096
+    assert slept == [pytest.approx(1.0)]
+
+
+def test_a_long_sleep_ends_with_the_bell(daemon: FakeDaemon, prepared: kvxfer.Prepared) -> None:
+    daemon.rings[0].pace = 0.01
     for _ in range(5):
         prepared.run(timeout=60)
 
@@ -92,24 +109,26 @@ def test_a_missed_bell_costs_a_moment(daemon: FakeDaemon, prepared: kvxfer.Prepa
 def test_many_sleep_and_all_wake(daemon: FakeDaemon, prepared: kvxfer.Prepared) -> None:
     ring = daemon.rings[0]
     ring.on_post = lambda _p, cookie, _t: None
-    posts = [prepared.post(timeout=60) for _ in range(6)]
-    done = [threading.Event() for _ in posts]
-
-    def wait(i: int) -> None:
-        posts[i].wait()
-        done[i].set()
-
-    threads = [threading.Thread(target=wait, args=(i,)) for i in range(6)]
-    for t in threads:
-        t.start()
     way = prepared._way
-    eventually(lambda: len(way._waiting) == 5)
-    for i in (3, 0, 5, 1, 4, 2):
-        ring.end(ring.posts[i][1])
-        assert done[i].wait(20)
-    for t in threads:
-        t.join(20)
-    assert way._waiting == [] and not way.out
+    for _ in range(10):
+        ring.posts.clear()
+        posts = [prepared.post(timeout=60) for _ in range(6)]
+        done = [threading.Event() for _ in posts]
+
+        def wait(i: int, posts: list[kvxfer.Post] = posts, done: list[threading.Event] = done) -> None:
+            posts[i].wait()
+            done[i].set()
+
+        threads = [threading.Thread(target=wait, args=(i,)) for i in range(6)]
+        for t in threads:
+            t.start()
+        eventually(lambda: len(way._waiting) == 5 and len(ring.posts) == 6)
+        for i in (3, 0, 5, 1, 4, 2):
+            ring.end(ring.posts[i][1])
+            assert done[i].wait(20)
+        for t in threads:
+            t.join(20)
+        assert way._waiting == [] and not way.out
 
 
 def test_the_daemon_sleeps_when_idle(daemon: FakeDaemon, prepared: kvxfer.Prepared) -> None:

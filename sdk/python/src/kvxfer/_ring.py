@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import select
+import socket
 import struct
 import threading
 import time
@@ -42,8 +43,10 @@ _put_post = struct.Struct("=QQQ").pack_into
 
 # Who waits looks first, as waking a thread takes tens of microseconds. A look takes some 30 ns. The time
 # follows what it gained: doubled when a look found something, halved when not.
-LOOKS = range(64)
+LOOKS = range(40)
 _MAX_SPIN, _MIN_SPIN = 50e-6, 2e-6
+#: Seconds that a ring's end waits for the connection's, which says more.
+_WHY = 0.25
 #: Seconds after which who sleeps looks once more: a bell may be missed, see the Go package.
 _FIRST_SLEEP = 0.001
 
@@ -59,7 +62,7 @@ class Ring(Way):
 
     def __init__(self, conn: Connection, entries: int = ENTRIES) -> None:
         super().__init__(conn)
-        self.doorbell = self.bell = -1
+        self.doorbell = self.theirs = self._bell = self._wake = -1
         self._entries, self._mask = entries, entries - 1
         self.memory = Memory("ring", _SUBMISSIONS + entries * (_SUBMISSION + _COMPLETION), "prepare", "ring")
         self._bytes = memoryview(self.memory.map)
@@ -69,14 +72,21 @@ class Ring(Way):
         self._spin = _MAX_SPIN  # seconds
         self._somebody_sleeps = False  # on the bell; the others sleep on locks
         self.doorbell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        # Of the bell this process keeps one end alone: the end of the other is the daemon's.
+        mine, theirs = socket.socketpair()
+        mine.setblocking(False)
+        self._bell, self.theirs = mine.detach(), theirs.detach()
+        self._gone = False
         self._poller = select.poll()
-        self._poller.register(self.bell, select.POLLIN)
+        self._poller.register(self._bell, select.POLLIN)
+        self._poller.register(self._wake, select.POLLIN)
         self._halves[_N_ENTRIES] = entries
         self._words[0] = _MAGIC
 
     def __del__(self) -> None:
-        for fd in (getattr(self, "doorbell", -1), getattr(self, "bell", -1)):
+        for name in ("doorbell", "theirs", "_bell", "_wake"):
+            fd = getattr(self, name, -1)
             if fd >= 0:
                 os.close(fd)
 
@@ -136,7 +146,9 @@ class Ring(Way):
                 post = self.out[cookie] = Post(self, prepared, cookie, time.monotonic() + timeout + GRACE)
         if cookie < 0:
             post = self.post(prepared, timeout)
-        post.wait()
+        self._wait(post, post._until)
+        if post._status:
+            post.wait()  # raises
 
     def look(self) -> None:
         if self._words[_COMPLETED] != self._seen:
@@ -159,12 +171,13 @@ class Ring(Way):
         with self.lock:
             self._drain()  # what has ended has ended
             self._end_all(error)
-            os.eventfd_write(self.bell, 1)
+            os.eventfd_write(self._wake, 1)
 
     def handed_over(self) -> None:
-        """The daemon has its own mapping."""
-        fd, self.memory.fd = self.memory.fd, -1
-        os.close(fd)
+        """The daemon has its own mapping and its end of the bell."""
+        os.close(self.memory.fd)
+        os.close(self.theirs)
+        self.memory.fd = self.theirs = -1
 
     # The lock is held in what follows.
 
@@ -223,6 +236,17 @@ class Ring(Way):
 
     def _wait(self, post: Post | None, until: float) -> bool:
         """Waits for a post's end, or for a place."""
+        try:
+            return self._wait_in_turn(post, until)
+        finally:
+            # Whoever leaves leaves somebody at the bell: also one who was called to it and found that it had
+            # what it wanted.
+            if self._waiting and not self._somebody_sleeps:
+                with self.lock:
+                    if self._waiting and not self._somebody_sleeps:
+                        self._waiting.pop(0)[1].release()
+
+    def _wait_in_turn(self, post: Post | None, until: float) -> bool:
         while not self._look(post):
             if time.monotonic() >= until:
                 return False
@@ -242,8 +266,6 @@ class Ring(Way):
                 with self.lock:
                     self._somebody_sleeps = False
                     self._drain()
-                    if self._waiting:  # somebody else listens to the bell now
-                        self._waiting.pop(0)[1].release()
         return True
 
     def _look(self, post: Post | None) -> bool:
@@ -264,6 +286,7 @@ class Ring(Way):
         words = self._words
         until = time.monotonic() + self._spin
         while True:
+            os.sched_yield()  # the daemon may be waiting for this very processor
             for _ in looks:
                 if words[_COMPLETED] != seen:
                     self._spin = min(_MAX_SPIN, 2 * self._spin)
@@ -271,24 +294,28 @@ class Ring(Way):
             if time.monotonic() >= until:
                 self._spin = max(_MIN_SPIN, self._spin / 2)
                 return False
-            os.sched_yield()
 
     def _sleep(self, post: Post | None, until: float) -> None:
         """Sleeps until the bell rings; one thread at a time."""
         self._halves[_CLIENT_SLEEPS] = 1
         limit = _FIRST_SLEEP
         while self._words[_COMPLETED] == self._seen and not self._there(post):
-            if self._halves[_ENDED]:
+            if self._halves[_ENDED] or self._gone:
+                self.conn.ended.wait(_WHY)  # the connection's end says more
                 self.lost(self.conn.lost or DaemonUnavailable("the daemon reads the ring no more"))
                 return
             left = until - time.monotonic()
             if left <= 0:
                 return
-            if self._poller.poll(min(left, limit) * 1000):
+            ready = self._poller.poll(min(left, limit) * 1000)
+            for fd, _ in ready:
                 try:
-                    os.eventfd_read(self.bell)
+                    self._gone = not os.read(fd, 64)
                 except BlockingIOError:
                     pass
+                except ConnectionError:
+                    self._gone = True
+            if ready and not self._gone:
                 return
             limit = left
 
@@ -325,7 +352,7 @@ class Ways:
             return f"{machine} orders stores in another way than a ring needs"
         try:
             ring = Ring(self._conn)
-            fds = [ring.memory.fd, ring.doorbell, ring.bell]
+            fds = [ring.memory.fd, ring.doorbell, ring.theirs]
             self._conn.request("prepare", wire.RING, {"entries": ENTRIES}, fds=fds, timeout=timeout)
         except (RequestError, NodeError, ProtocolViolation, DeadlineExceeded) as e:
             return str(e)
