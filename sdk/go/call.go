@@ -14,9 +14,7 @@ type request struct {
 	kind wire.Kind
 	body any    // nil: none
 	data []byte // not changed until it was sent
-	fd   int    // with hasFD
-	// hasFD says that the descriptor fd goes with the frame.
-	hasFD bool
+	fds  []int  // descriptors that go with the frame; they stay the caller's
 	// onOK runs in the connection's reader before any later frame is looked at, so what it registers is there when the
 	// first event for it comes. Its error ends the connection.
 	onOK func(*wire.Frame) error

@@ -51,6 +51,10 @@ func WithSampling(share float64) Option {
 	return func(c *Client) { c.sampling, c.samples = share, ratioSampler(share) }
 }
 
+// WithoutRing keeps posts of prepared transfers to the socket. The default is memory that client and daemon share, see
+// [Prepared.Way].
+func WithoutRing() Option { return func(c *Client) { c.ringless = true } }
+
 // Client is one process attached to its node's daemon, from [Dial].
 //
 // Calls that ask the daemon return with its answer, which takes well below a millisecond where the daemon is well, and end
@@ -71,6 +75,7 @@ type Client struct {
 	spans       *spans
 	sampling    float64 // 0..1, as given
 	samples     sampler
+	ringless    bool
 	flushTimer  *time.Timer
 
 	coming sync.Mutex // one Reconnect at a time
@@ -138,7 +143,7 @@ func (c *Client) greet(ctx context.Context) (*session, *fault.Error) {
 		return nil, fe
 	}
 	s := newSession(conn, c)
-	fe = s.greet(ctx, &wire.Hello{MinVersion: wire.MinVersion, MaxVersion: wire.MaxVersion, Tenant: c.tenant, Software: "kvxfer-go " + version.Version,
+	fe = s.greet(ctx, &wire.Hello{MinVersion: wire.MinVersion, MaxVersion: wire.MaxVersion, Optional: []string{wire.FeaturePrepared}, Tenant: c.tenant, Software: "kvxfer-go " + version.Version,
 		Process: c.process, Pid: os.Getpid()})
 	if fe == nil {
 		return s, nil

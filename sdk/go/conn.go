@@ -57,7 +57,7 @@ type connection struct {
 	sendFailed bool
 	lost       *fault.Error // why nothing can be sent any more
 	closing    bool
-	scratch    [wire.HeaderSize + wire.LayerPartSize]byte
+	scratch    [wire.HeaderSize + max(wire.LayerPartSize, wire.PostSize)]byte
 	out        outgoing
 	now        rawsock.Sender
 	in         rawsock.Receiver // the reader's
@@ -170,7 +170,7 @@ func (c *connection) notify(kind wire.Kind, body any, data []byte) *fault.Error 
 	if fe := c.checkAlive("send"); fe != nil {
 		return fe
 	}
-	return c.send(&f, -1)
+	return c.send(&f, nil)
 }
 
 // notifyLayer is notify of a PUSH_LAYER frame, without an allocation.
@@ -181,7 +181,18 @@ func (c *connection) notifyLayer(p wire.LayerPart) *fault.Error {
 		return fe
 	}
 	wire.PutHeader(c.scratch[:], wire.Header{Kind: wire.KindPushLayer, Flags: wire.FlagNoReply, Array: wire.LayerPartSize})
-	return c.sendBytes(wire.AppendLayerPart(c.scratch[:wire.HeaderSize], p), nil, -1)
+	return c.sendBytes(wire.AppendLayerPart(c.scratch[:wire.HeaderSize], p), nil, nil)
+}
+
+// notifyPost is notify of a POST frame with one post, without an allocation.
+func (c *connection) notifyPost(p wire.Post) *fault.Error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if fe := c.checkAlive("send"); fe != nil {
+		return fe
+	}
+	wire.PutHeader(c.scratch[:], wire.Header{Kind: wire.KindPost, Flags: wire.FlagNoReply, Array: wire.PostSize})
+	return c.sendBytes(wire.AppendPost(c.scratch[:wire.HeaderSize], p), nil, nil)
 }
 
 // flush waits until everything was sent, the connection is lost, or ctx has ended.

@@ -9,10 +9,10 @@ import (
 	"github.com/kvxfer/kvxfer/internal/wire"
 )
 
-// chunk is bytes that wait for the socket, with a duplicate of the descriptor that goes with their first byte (-1: none).
+// chunk is bytes that wait for the socket, with duplicates of the descriptors that go with their first byte.
 type chunk struct {
 	data []byte
-	fd   int
+	fds  []int
 }
 
 // outgoing is one attempt to send, kept here so that it costs no allocation.
@@ -30,10 +30,7 @@ func (c *connection) submit(r request) (*call, *fault.Error) {
 		return nil, again(fault.From(r.op, err), r.op)
 	}
 	call := &call{request: r, done: make(chan struct{})}
-	fd := -1
-	if r.hasFD {
-		fd, f.FDs = r.fd, 1
-	}
+	f.FDs = uint16(len(r.fds))
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if fe := c.checkAlive(r.op); fe != nil {
@@ -42,7 +39,7 @@ func (c *connection) submit(r request) (*call, *fault.Error) {
 	c.last++
 	f.Request = c.last
 	c.calls[f.Request] = call
-	if fe := c.send(&f, fd); fe != nil {
+	if fe := c.send(&f, r.fds); fe != nil {
 		delete(c.calls, f.Request)
 		return nil, again(fe, r.op)
 	}
@@ -61,17 +58,17 @@ func (c *connection) checkAlive(op string) *fault.Error {
 }
 
 // send sends or queues a frame; the lock is held, so frames never mix.
-func (c *connection) send(f *wire.Frame, fd int) *fault.Error {
+func (c *connection) send(f *wire.Frame, fds []int) *fault.Error {
 	head := make([]byte, wire.HeaderSize, wire.HeaderSize+len(f.JSON)+joined)
 	wire.PutHeader(head, wire.Header{Kind: f.Kind, Flags: f.Flags, Request: f.Request, JSON: uint32(len(f.JSON)), Array: uint32(len(f.Array)), FDs: f.FDs})
 	head = append(head, f.JSON...)
 	if len(f.Array) <= joined {
-		return c.sendBytes(append(head, f.Array...), nil, fd)
+		return c.sendBytes(append(head, f.Array...), nil, fds)
 	}
-	return c.sendBytes(head, f.Array, fd)
+	return c.sendBytes(head, f.Array, fds)
 }
 
-func (c *connection) sendBytes(head, data []byte, fd int) *fault.Error {
+func (c *connection) sendBytes(head, data []byte, fds []int) *fault.Error {
 	if c.queued+len(head)+len(data) > c.room {
 		e := fault.New(fault.ResourceExhausted, "send", "%d bytes wait for a daemon that does not read", c.queued)
 		e.Field = "queue"
@@ -88,8 +85,8 @@ func (c *connection) sendBytes(head, data []byte, fd int) *fault.Error {
 		}
 	default:
 		c.out.head, c.out.data, c.out.oob = head, data, nil
-		if fd >= 0 {
-			c.out.oob = unix.UnixRights(fd)
+		if len(fds) > 0 {
+			c.out.oob = unix.UnixRights(fds...)
 		}
 		if err := c.raw.Control(c.out.try); err != nil {
 			c.out.n, c.out.err = 0, err
@@ -103,26 +100,23 @@ func (c *connection) sendBytes(head, data []byte, fd int) *fault.Error {
 			c.shutdown()
 		}
 		if sent > 0 {
-			fd = -1
+			fds = nil
 		}
 	}
 	if sent == len(head)+len(data) || c.sendFailed {
 		return nil
 	}
-	if fd >= 0 {
-		d, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
-		if err != nil {
-			return fault.New(fault.ResourceExhausted, "send", "no file descriptor: %v", err)
-		}
-		fd = d
+	fds, err := duplicate(fds)
+	if err != nil {
+		return fault.New(fault.ResourceExhausted, "send", "no file descriptor: %v", err)
 	}
 	// Copies: both may be the caller's or the next frame's before the daemon reads.
 	if sent < len(head) {
-		c.enqueue(head[sent:], fd)
-		fd, sent = -1, len(head)
+		c.enqueue(head[sent:], fds)
+		fds, sent = nil, len(head)
 	}
 	if rest := data[sent-len(head):]; len(rest) > 0 {
-		c.enqueue(rest, fd)
+		c.enqueue(rest, fds)
 	}
 	select {
 	case c.work <- struct{}{}:
@@ -133,13 +127,13 @@ func (c *connection) sendBytes(head, data []byte, fd int) *fault.Error {
 
 // enqueue copies b into the queue; the lock is held. Small frames share a chunk, which costs neither an allocation nor a
 // system call for each. What the writer is about to send of that chunk lies before what is appended.
-func (c *connection) enqueue(b []byte, fd int) {
+func (c *connection) enqueue(b []byte, fds []int) {
 	c.queued += len(b)
-	if n := len(c.queue); n > 0 && fd < 0 && len(c.queue[n-1].data)+len(b) <= chunkBytes {
+	if n := len(c.queue); n > 0 && len(fds) == 0 && len(c.queue[n-1].data)+len(b) <= chunkBytes {
 		c.queue[n-1].data = append(c.queue[n-1].data, b...)
 		return
 	}
-	c.queue = append(c.queue, chunk{bytes.Clone(b), fd})
+	c.queue = append(c.queue, chunk{bytes.Clone(b), fds})
 }
 
 // sendOnce hands the kernel what it takes without waiting.
@@ -185,9 +179,9 @@ func (c *connection) write() {
 				c.mu.Unlock()
 				break
 			}
-			if n > 0 && ch.fd >= 0 {
-				_ = unix.Close(ch.fd)
-				c.queue[0].fd = -1
+			if n > 0 {
+				closeAll(ch.fds)
+				c.queue[0].fds = nil
 			}
 			c.queued -= n
 			if c.queue[0].data = c.queue[0].data[n:]; len(c.queue[0].data) == 0 {
@@ -202,8 +196,8 @@ func (c *connection) write() {
 // writeChunk waits until the socket takes something, or the connection ends.
 func (c *connection) writeChunk(ch chunk) (n int, err error) {
 	var oob []byte
-	if ch.fd >= 0 {
-		oob = unix.UnixRights(ch.fd)
+	if len(ch.fds) > 0 {
+		oob = unix.UnixRights(ch.fds...)
 	}
 	waitErr := c.raw.Write(func(fd uintptr) bool {
 		for err = unix.EINTR; err == unix.EINTR; { // here, since the poller tells of a socket that has room once
@@ -220,9 +214,27 @@ func (c *connection) writeChunk(ch chunk) (n int, err error) {
 // dropQueue is called with the lock held.
 func (c *connection) dropQueue() {
 	for _, ch := range c.queue {
-		if ch.fd >= 0 {
-			_ = unix.Close(ch.fd)
-		}
+		closeAll(ch.fds)
 	}
 	c.queue, c.queued = nil, 0
+}
+
+// duplicate gives descriptors of the same files, all or none.
+func duplicate(fds []int) ([]int, error) {
+	var out []int
+	for _, fd := range fds {
+		d, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			closeAll(out)
+			return nil, err
+		}
+		out = append(out, d)
+	}
+	return out, nil
+}
+
+func closeAll(fds []int) {
+	for _, fd := range fds {
+		_ = unix.Close(fd)
+	}
 }

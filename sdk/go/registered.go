@@ -94,7 +94,7 @@ func (r *registered) handOver(ctx context.Context, op string, s *session) (uint6
 	}
 	defer func() { _ = unix.Close(fd) }() // it was sent, or what waits to be sent has a duplicate
 	var info wire.RegionInfo
-	fe, _ = s.conn.request(ctx, request{op: op, kind: wire.KindRegisterRegion, body: &body, fd: fd, hasFD: true,
+	fe, _ = s.conn.request(ctx, request{op: op, kind: wire.KindRegisterRegion, body: &body, fds: []int{fd},
 		onOK: func(f *wire.Frame) error {
 			if err := f.Decode(&info); err != nil {
 				return err

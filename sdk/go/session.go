@@ -44,11 +44,14 @@ type session struct {
 	transfers map[uint64]transferHandle
 	asked     map[transferHandle]struct{} // whose request is not answered and nobody waits for
 	caches    map[uint64]*Cache
+
+	making chan struct{} // has room for who makes the poster
+	poster *poster       // with the first prepared transfer; under mu
 }
 
 func newSession(conn *connection, c *Client) *session {
 	return &session{conn: conn, client: c, leases: map[uint64]grantHandle{}, transfers: map[uint64]transferHandle{},
-		asked: map[transferHandle]struct{}{}, caches: map[uint64]*Cache{}}
+		asked: map[transferHandle]struct{}{}, caches: map[uint64]*Cache{}, making: make(chan struct{}, 1)}
 }
 
 // greet starts the connection and says HELLO.
@@ -230,6 +233,19 @@ func (s *session) onEvent(f *wire.Frame) error {
 		delete(s.transfers, e.Transfer)
 		s.mu.Unlock()
 		h.onReleased()
+	case wire.KindEventPrepared:
+		var e wire.PreparedEvent
+		if err := f.Decode(&e); err != nil {
+			return err
+		}
+		s.mu.Lock()
+		p, ok := s.transfers[e.Transfer].(*Prepared)
+		s.mu.Unlock()
+		if ok {
+			p.onPrepared(&e)
+		}
+	case wire.KindEventPosted:
+		return s.onPosted(f.Array)
 	case wire.KindEventGranted:
 		var e wire.GrantedEvent
 		if err := f.Decode(&e); err != nil {
@@ -268,6 +284,7 @@ func (s *session) onLost(fe *fault.Error) {
 	for _, c := range caches {
 		c.granted.lost(fe)
 	}
+	s.endPosts(fe)
 }
 
 func (s *session) onDaemonExit() {

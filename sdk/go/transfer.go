@@ -26,7 +26,8 @@ type TransferResult struct {
 	Guarantee         string // "full", or "live-client-only" where own memory is of that kind
 }
 
-// TransferOption is an option of [Cache.Write], [Cache.Read], [Cache.ReadFrom], [Region.Writev] and [Region.Readv].
+// TransferOption is an option of [Cache.Write], [Cache.Read], [Cache.ReadFrom], [Region.Writev] and [Region.Readv], and of what
+// prepares a transfer.
 type TransferOption func(*transferOptions)
 
 type transferOptions struct {
@@ -34,6 +35,8 @@ type transferOptions struct {
 	note      []byte
 	identity  wire.TransferIdentity
 	attempt   int
+	lasting   time.Duration // with lasts
+	lasts     bool
 }
 
 // Layerwise makes a write read bytes only after [Push.Layer], and end by [Push.Finish]. Without it all bytes are final when
@@ -87,6 +90,9 @@ func transferOptionsOf(op string, options []TransferOption) (o transferOptions, 
 	}
 	if o.attempt < 1 || int64(o.attempt) > 1<<32-1 {
 		return o, invalid(op, "attempt", "%d, allowed 1..4294967295", o.attempt)
+	}
+	if o.lasts && op != opPrepare {
+		return o, invalid(op, "lasting", "%s, allowed where a transfer is prepared", o.lasting)
 	}
 	if o.attempt > 1 {
 		o.identity.Attempt = uint32(o.attempt)
