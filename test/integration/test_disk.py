@@ -19,7 +19,7 @@ from contents import allocate, pieces
 from daemon import PATIENCE, Daemon, NatsServer, until
 
 LONG = 600.0
-DISK = 48 << 20
+DISK = 96 << 20
 """Bytes of the small disk: the ballast, and room for the log to begin with."""
 
 
@@ -70,7 +70,7 @@ def use_up(wide: kvxfer.Cache) -> None:
     """Publish until the node has noticed that its disk is full."""
     for _ in range(400):
         try:
-            wide.publish(range(STEP), KEYS)
+            wide.publish(range(STEP), KEYS, timeout=PATIENCE)
         except kvxfer.StoreFailed:
             return
     raise AssertionError("the disk never became full")
@@ -152,14 +152,14 @@ def test_no_byte_left(
     many = decode.allocate_cache("many", model="m", layout=WIDE, num_blocks=24 * STEP)
     parts = [range(at, at + STEP) for at in range(0, many.num_blocks, STEP)]
     for part in parts:
-        many.publish(part, KEYS)
+        many.publish(part, KEYS, timeout=PATIENCE)
     small.settle()
     fill(disk)
     with contextlib.suppress(kvxfer.StoreFailed):
         use_up(held.wide)
     fill(disk)  # what the node has given up for itself
     for part in parts:  # large records, until the log's last file takes no more
-        many.evict(part)
+        many.evict(part, timeout=PATIENCE)
         fill(disk)
     assert many.block_states().free == many.num_blocks
     assert "will be void" in small.log(), "otherwise the test has shown nothing"
