@@ -136,6 +136,13 @@ class Daemon:
             with e:
                 return e.code, e.read().decode()
 
+    def settle(self) -> None:
+        """Have in the journal what was committed until now: a commit is late, and a kill would lose it. The
+        registration of a cache waits for all that was before it."""
+        with self.connect() as client:
+            layout = kvxfer.Layout(layers=1, kv_heads=1, head_dim=8, dtype="uint8", block_tokens=1, order="MLA")
+            client.allocate_cache("settle", model="settle", layout=layout, num_blocks=1).drop()
+
     def kill(self) -> None:
         """End it as a crash does."""
         assert self.process is not None

@@ -288,6 +288,7 @@ def test_after_a_restart_the_array_still_holds_it(daemon: Start, attach: Attach)
         source.write([1, 2], to=lease.ticket).wait()
         lease.wait()
     held = {way: a.copy() for way, a in arrays.items()}
+    node.settle()
     node.kill()
     node.start()
     served = client.reconnect(PATIENCE)

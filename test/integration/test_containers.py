@@ -108,6 +108,7 @@ def test_daemon_dies_before_a_container(
     push = source.write([2, 3], to=ticket, layerwise=True, timeout=LONG)
     push.layer(0)
     until("bytes to arrive", lambda: w.call("visible", lease=torn) == [0])
+    decode.settle()
     decode.kill()
     with pytest.raises(kvxfer.PeerLost):
         push.wait(PATIENCE)
@@ -146,6 +147,7 @@ def test_daemon_in_a_container(daemon: Start, tmp_path: Path, run_dir: Path) -> 
             until("the client to be forgotten", lambda: client.status().clients == 1)
             assert "cannot be watched" not in d.log()
 
+            d.settle()
             d.kill()
             assert client.daemon_exited(PATIENCE)
             d.start()

@@ -73,6 +73,7 @@ def test_damaged_files(nats: NatsServer, daemon: Start, attach: Attach, rng: ran
         torn = books.lease(choose(rng, 32, 3))
         source.write([1, 2, 3], to=torn.ticket, layerwise=True).layer(0)
         torn.wait_layer(0, PATIENCE)
+        node.settle()
         node.kill()
         files = targets(node.state)
         fresh = [p for p in files if p.suffix + p.name[:4] not in kinds] or files

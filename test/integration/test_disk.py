@@ -19,7 +19,7 @@ from contents import allocate, pieces
 from daemon import PATIENCE, Daemon, NatsServer, until
 
 LONG = 600.0
-DISK = 48 << 20
+DISK = 96 << 20
 """Bytes of the small disk: the ballast, and room for the log to begin with."""
 
 
@@ -60,14 +60,17 @@ def fill(disk: Path) -> None:
 
 
 WIDE = kvxfer.Layout(layers=1, kv_heads=1, head_dim=8, dtype="uint8", block_tokens=1, order="MLA")
-"""Eight bytes a block: leases of many are large in the log."""
+"""Eight bytes a block: many of them are large in the log."""
+
+STEP = 1 << 16
+KEYS = [i.to_bytes(4, "little") for i in range(STEP)]
 
 
 def use_up(wide: kvxfer.Cache) -> None:
-    """Lease until the node has noticed that its disk is full."""
+    """Publish until the node has noticed that its disk is full."""
     for _ in range(400):
         try:
-            wide.lease(range(wide.num_blocks), ttl=LONG).revoke().wait(PATIENCE)
+            wide.publish(range(STEP), KEYS, timeout=PATIENCE)
         except kvxfer.StoreFailed:
             return
     raise AssertionError("the disk never became full")
@@ -79,7 +82,7 @@ class Held:
     def __init__(self, prefill: kvxfer.Client, decode: kvxfer.Client, rng: random.Random) -> None:
         self.source = allocate(prefill, "source", seed=rng.getrandbits(32))
         self.target = allocate(decode, "target")
-        self.wide = decode.allocate_cache("wide", model="m", layout=WIDE, num_blocks=1 << 16)
+        self.wide = decode.allocate_cache("wide", model="m", layout=WIDE, num_blocks=STEP)
         self.committed = self.target.lease([0, 1, 2, 3], ttl=LONG)
         self.source.write([0, 1, 2, 3], to=self.committed.ticket).wait()
         self.committed.wait()
@@ -134,6 +137,7 @@ def test_full_disk(
         return True
 
     until("leases to be granted again", granted, pause=0.2)
+    small.settle()
     small.kill()
     small.start()
     held.check(decode.reconnect(PATIENCE), [0, 1, 2, 11, 12])
@@ -145,15 +149,17 @@ def test_no_byte_left(
     """The log cannot be written at all: blocks are taken back all the same, and nothing torn is served."""
     decode = attach(small)
     held = Held(attach(daemon("prefill", "--nats", nats.url)), decode, rng)
-    step = 1 << 16
-    many = decode.allocate_cache("many", model="m", layout=WIDE, num_blocks=24 * step)
-    leases = [many.lease(range(at, at + step), ttl=LONG) for at in range(0, many.num_blocks, step)]
+    many = decode.allocate_cache("many", model="m", layout=WIDE, num_blocks=24 * STEP)
+    parts = [range(at, at + STEP) for at in range(0, many.num_blocks, STEP)]
+    for part in parts:
+        many.publish(part, KEYS, timeout=PATIENCE)
+    small.settle()
     fill(disk)
     with contextlib.suppress(kvxfer.StoreFailed):
         use_up(held.wide)
     fill(disk)  # what the node has given up for itself
-    for lease in leases:  # large records, until the log's last file takes no more
-        lease.revoke().wait(PATIENCE)
+    for part in parts:  # large records, until the log's last file takes no more
+        many.evict(part, timeout=PATIENCE)
         fill(disk)
     assert many.block_states().free == many.num_blocks
     assert "will be void" in small.log(), "otherwise the test has shown nothing"

@@ -57,6 +57,7 @@ def test_keys_survive_the_daemons_kill_where_vouched_for(daemons: list[Daemon]) 
     owner = Rank(daemon, "owner")
     keys = [b"%08d" % i for i in range(4)]
     generation = owner.publish(keys, 1, 2, 3, 4)
+    daemon.settle()
     daemon.kill()
     daemon.start()
     vouches = [(1, generation), (2, generation), (3, generation + 1)]

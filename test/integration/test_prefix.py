@@ -113,6 +113,7 @@ def test_a_restart_keeps_what_is_vouched_for(nodes: Nodes, attach: Attach, rng: 
     owner.publish(at, keys)
     before = holder_of(theirs, keys, reader)
     owner.lease(at[3:4]).revoke().wait(PATIENCE)  # what it held is given up: it is not vouched for
+    nodes[0].settle()
     nodes[0].kill()
     assert theirs.lookup(keys, like=reader, timeout=PATIENCE).prefix == 0
     nodes[0].start()

@@ -241,6 +241,7 @@ def test_what_was_read_is_served_after_a_restart(
     with source.lease([0, 1], mode="read", ttl=PATIENCE) as offer:
         reader.read([7, 3], source=offer.ticket, timeout=PATIENCE).wait()
     reader.evict([3])
+    nodes[1].settle()
     nodes[1].kill()
     nodes[1].start()
     assert client.reconnect(PATIENCE)["reader"].tolist() == [7]

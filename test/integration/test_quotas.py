@@ -135,6 +135,7 @@ def test_descriptors(daemon: Start, attach: Attach, rng: random.Random) -> None:
     with d.connect() as late:
         move(allocate(late, "late"), target, rng)
     assert "block log failed" not in d.log()
+    d.settle()
     d.kill()
     d.start()
     served = client.reconnect(PATIENCE)

@@ -267,7 +267,7 @@ def test_state_directory(nats: NatsServer, daemon: Start, attach: Attach) -> Non
 
     assert restart(BINARY) == []
     (line,) = (x for x in node.log().splitlines() if "block store recovered" in x and "VersionMismatch" in x)
-    assert "format version 2, this daemon reads 1 to 1" in line
+    assert "format version 3, this daemon reads 1 to 2" in line
     (aside,) = (node.state / "blocks").glob("aside.*")
     assert str(aside) in line
     fill(5)

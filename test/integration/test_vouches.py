@@ -31,6 +31,7 @@ def test_written_meanwhile(nodes: Nodes, attach: Attach) -> None:
     push = source.write([5, 6], to=lost.ticket, layerwise=True)
     push.layer(0)
     lost.wait_layer(0, PATIENCE)
+    nodes[1].settle()
     nodes[1].kill()
     lost.wait_released(PATIENCE)  # before that nothing may be written there
     for blocks in ([11], [13, 20]):
@@ -112,6 +113,7 @@ def test_claims(nodes: Nodes, attach: Attach) -> None:
                 generations.append(granted["generation"])
             assert raw.ask(wire.EVICT, {"cache": cache}, array=struct.pack("<I", 3))[0] == wire.OK
             generations.append(grant(raw, cache, [2])["generation"])
+            decode.settle()
             decode.kill()
         decode.start()
         _, old, new, torn = generations

@@ -290,7 +290,7 @@ func TestStartsOnAFullDisk(t *testing.T) {
 }
 
 // TestFailureAtEveryWrite fails the n-th write of a run, for many n: WAL, rotation, flush, compaction, MANIFEST. The
-// process must live, must-steps must succeed, and what a crash then leaves must serve nothing torn.
+// process must live, what takes blocks back must succeed, and what a crash then leaves must serve nothing torn.
 func TestFailureAtEveryWrite(t *testing.T) {
 	rng, _ := seeded(t)
 	const steps = 1000

@@ -30,13 +30,16 @@ type lateCommit struct {
 }
 
 // addLate remembers a step into COMMITTED for the next batch. After the log failed there is none.
-func (d *DB) addLate(c *Cache, gen uint64, blocks []uint32) {
+func (d *DB) addLate(c *Cache, gen uint64, blocks []uint32, keys [][]byte) {
 	if d.failure() != nil {
 		d.stats.Unlogged++
 		return
 	}
 	d.commits = append(d.commits, lateCommit{c, gen, blocks})
 	d.lateBytes += 4*len(blocks) + 64
+	for _, k := range keys {
+		d.lateBytes += 1 + len(k)
+	}
 }
 
 func (d *DB) dropCommits() {

@@ -245,7 +245,7 @@ func (c *Cache) Commit(id LeaseID, r CommitRecord) error {
 	c.commitAll(l.blocks, l.gen, d.tag, r.Keys)
 	c.forget(l, t)
 	d.mu.Unlock()
-	d.addLate(c, l.gen, l.blocks)
+	d.addLate(c, l.gen, l.blocks, r.Keys)
 	d.stats.Commits++
 	d.stats.BlocksCommitted += uint64(len(l.blocks))
 	d.late()
@@ -285,7 +285,7 @@ func (c *Cache) Publish(blocks []uint32, keys [][]byte) (generation uint64, err 
 	d.mu.Lock()
 	c.commitAll(blocks, gen, d.tag, keys)
 	d.mu.Unlock()
-	d.addLate(c, gen, slices.Clone(blocks))
+	d.addLate(c, gen, slices.Clone(blocks), keys)
 	d.stats.Publishes++
 	d.late()
 	return gen, nil

@@ -10,31 +10,33 @@ import (
 // What the package's doc says of a block's share of the heap, and of a keyed block's beside its key.
 const (
 	bytesPerBlock = 18
-	bytesPerKey   = 12
+	bytesPerKey   = 16
 )
 
 func TestMemoryPerBlock(t *testing.T) {
+	const blocks = 1 << 18
 	d, _ := open(t, memOptions())
 	for keyed, most := range map[bool]float64{false: bytesPerBlock, true: bytesPerBlock + keySize + bytesPerKey} {
 		before := heap()
-		c := newCache(d, CacheID{1}, cacheRec{numBlocks: million})
-		for n := range uint32(million) {
+		c := newCache(d, CacheID{1}, cacheRec{numBlocks: blocks})
+		for n := range uint32(blocks) {
 			var key []byte
 			if keyed {
 				key = millionKey(n)
 			}
 			c.enter(n, 1, 1, key)
 		}
-		per := (float64(heap()) - float64(before)) / million
+		per := (float64(heap()) - float64(before)) / blocks
 		runtime.KeepAlive(c)
 		t.Logf("keyed %t: %.1f bytes a block", keyed, per)
 		assert.Less(t, per, most)
 	}
 }
 
-// TestNothingIsAllocatedForABlock: what a call allocates is the same for one block and for 1,024, but for their list.
+// TestNothingIsAllocatedForABlock: what a call allocates is the same for one block and for 1,024, but for their list, and so is
+// what writing allocates, the log's own work in the background included.
 func TestNothingIsAllocatedForABlock(t *testing.T) {
-	const calls = 200
+	const calls = 100
 	for _, n := range []int{1, 1024} {
 		c, blocks := benchCache(t, n)
 		keys := make([][]byte, n)
@@ -77,7 +79,7 @@ func TestNothingIsAllocatedForABlock(t *testing.T) {
 			for _, settled := range []bool{false, true} {
 				got := once(settled, step)
 				t.Logf("%d blocks, %s, written at once %t: %.0f", n, name, settled, got)
-				assert.Less(t, got, 8.0, name)
+				assert.Less(t, got, 32.0, name)
 			}
 		}
 	}
