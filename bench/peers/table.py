@@ -159,7 +159,7 @@ def verification(record: Record) -> list[str]:
 
 
 def _items(lines: Iterable[str]) -> list[str]:
-    return [f"- {line[0].upper()}{line[1:]}." for line in lines]
+    return [f"- {line}" for line in lines]
 
 
 def _bytes(n: int) -> str:
