@@ -102,6 +102,13 @@ class Rounds:
             c.pair.stop()
         return out
 
+    def end(self) -> None:
+        """Ends all as they are: the run was interrupted."""
+        for c in self.contenders:
+            if c.pair is not None:
+                c.pair.end()
+                c.pair = None
+
     def close(self) -> list[str]:
         """Ends all. Returns what did not end well."""
         notes = []

@@ -14,6 +14,7 @@ from table import TRANSPORT_TITLES, columns_of, duration
 WIDTH, PANEL_HEIGHT, TOP, LEFT, GAP = 1180, 340, 64, 64, 60
 BOTTOM = 62
 INK, FAINT, PAPER = "#1f2430", "#dfe3ea", "#ffffff"
+_UNITS = (("s", 1e6), ("ms", 1e3), ("us", 1.0), ("ns", 1e-3))
 STYLES = {
     "kvxfer-prepared": ("#0b57d0", "circle"),
     "kvxfer-raw": ("#12a3b8", "diamond"),
@@ -95,7 +96,7 @@ class _Panel:
         powers = (10.0**p for p in range(-4, 10))
         for us in sorted({self.low, self.high, *(p for p in powers if self.low < p < self.high)}):
             y = self.at(us)
-            label = f"{us:g} us" if us < 1000 else f"{us / 1000:g} ms"
+            label = next(f"{us / n:g} {unit}" for unit, n in _UNITS if us >= n)
             out.append(f'<path d="M{self.x:.1f} {y:.1f}H{right:.1f}" stroke="{FAINT}"/>')
             out.append(f'<text x="{self.x - 8:.1f}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
         step = self.width / max(1, len(self.cases))

@@ -9,10 +9,12 @@ import datetime
 import json
 import os
 import shlex
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -174,6 +176,7 @@ class Run:
                 now = time.monotonic()
                 cells = rounds.operation(op, now + max(0.0, self.end - now) / self.left)
                 self.left -= 1
+                cells = [replace(cell, error=self._plain(cell.error)) for cell in cells]
                 cells += [Cell(transport, case.name, op, name, "", error=e) for name, e in absent.items()]
                 cells.sort(key=lambda cell: NAMES.index(cell.column))
                 self.record.cells += cells
@@ -181,8 +184,10 @@ class Run:
                     say("  " + (f"{cell.column} ({cell.way}): " + brief(cell)))
             if number == 0:
                 self.record.at_rest |= {f"{transport}/{k}": v for k, v in rounds.at_rest().items()}
-        finally:
-            self.record.notes += rounds.close()
+        except BaseException:
+            rounds.end()
+            raise
+        self.record.notes += [self._plain(note) for note in rounds.close()]
 
     def _pair(self, c: Column, way: str, case: Case, daemons: Daemons | None, directory: Path) -> Pair:
         ours = c.engine == "kvxfer"
@@ -247,7 +252,14 @@ class Run:
         except (FailedError, OSError) as e:
             self._note(f"{name}: {e}")
 
+    def _plain(self, words: str) -> str:
+        """An engine's words without where this run is: a record is shown to others."""
+        for place in (self.directory, self.o.peers.resolve(), REPOSITORY):
+            words = words.replace(f"{place}/", "").replace(str(place), ".")
+        return words
+
     def _note(self, note: str) -> None:
+        note = self._plain(note)
         if note not in self.record.notes:
             self.record.notes.append(note)
 
@@ -279,10 +291,11 @@ def say(line: str) -> None:
 def main() -> None:
     """Measures, or loads, and writes what was asked for."""
     o = options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an interrupt does, it ends what was started
     if o.load:
         record = load(o.load.read_text())
     else:
-        with tempfile.TemporaryDirectory(prefix="kvx-") as directory:
+        with tempfile.TemporaryDirectory(prefix="kvx-peers-") as directory:
             run = Run(o, Path(directory))
             run.all()
             record = run.record

@@ -70,7 +70,13 @@ def text(record: Record) -> str:
         lines.append(line)
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     rows = ("  ".join(f.ljust(w) for f, w in zip(line, widths, strict=True)).rstrip() for line in lines)
-    return "\n".join([*rows, "", *marks(record), *reasons(record), *verification(record)]) + "\n"
+    plain = [
+        f"plain UCX ({u['way']}), {_bytes(u['bytes'])}: put {duration(u['put_us'])}, "
+        f"get {duration(u['get_us'])}, puts under way {number(u['put_gbps'])} GB/s"
+        for u in record.ucx
+    ]
+    below = [*plain, *marks(record), *reasons(record), *verification(record)]
+    return "\n".join([*rows, "", *below]) + "\n"
 
 
 def markdown(record: Record) -> str:
@@ -90,7 +96,8 @@ def markdown(record: Record) -> str:
         out += [""]
     out += _details(record, shown)
     if record.ucx:
-        out += ["", "Plain UCX (`ucx_perftest`), single contiguous blocks; its bytes are not compared", ""]
+        words = "single contiguous blocks, the same one each time; bytes are not compared"
+        out += ["", f"Plain UCX (`ucx_perftest`), {words}", ""]
         out += _grid(
             ["block", "way", "put, one at a time", "get, one at a time", "puts under way, GB/s"],
             [
@@ -117,7 +124,7 @@ def marks(record: Record) -> list[str]:
     return [
         *lines,
         f"{where}; {versions}",
-        f"made by `{record.command}` in {record.seconds / 60:.0f} minutes",
+        f"made by `{record.command}` in {number(record.seconds / 60)} minutes",
     ]
 
 
@@ -152,7 +159,7 @@ def verification(record: Record) -> list[str]:
 
 
 def _items(lines: Iterable[str]) -> list[str]:
-    return [f"- {line[0].upper()}{line[1:]}." for line in lines]
+    return [f"- {line}" for line in lines]
 
 
 def _bytes(n: int) -> str:

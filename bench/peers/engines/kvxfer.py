@@ -114,10 +114,10 @@ class _Raw(_Side):
     """A raw region, and one advertisement for each operation."""
 
     prepared: Any = None
-    advertised: Any = None
 
     def open(self, case: Case) -> Words:
         self.case = case
+        self.advertised: list[Any] = []  # one of each operation; the peer may still be bound to the last
         begun = time.perf_counter_ns()
         self.region = self.client.allocate_region(f"bench-{self.side}", case.memory)
         took = time.perf_counter_ns() - begun
@@ -126,10 +126,8 @@ class _Raw(_Side):
 
     def prepare(self, op: str, words: Words) -> Words:
         if self.side != LOCAL:
-            if self.advertised is not None:
-                self.advertised.unadvertise()
-            self.advertised = self.region.advertise(op, ttl=LONG)
-            return {"ticket": self.advertised.ticket}
+            self.advertised.append(self.region.advertise(op, ttl=LONG))
+            return {"ticket": self.advertised[-1].ticket}
         self._end_prepared()
         case = self.case
         columns = case.offsets(LOCAL), case.offsets(REMOTE), [case.block_bytes] * case.blocks
@@ -168,8 +166,8 @@ class _Raw(_Side):
 
     def close(self) -> None:
         self._end_prepared()
-        if self.advertised is not None:
-            self.advertised.unadvertise()
+        for advertised in self.advertised:
+            advertised.unadvertise()
         del self.memory
         self.region.deregister()
         self.client.close()

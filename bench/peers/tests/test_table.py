@@ -95,7 +95,7 @@ def test_every_column_has_a_mark_of_its_own() -> None:
 
 def test_a_run_without_anything_is_shown_too() -> None:
     assert "made by `make bench-peers`" in text(empty())
-    assert "made by" not in markdown(empty()).split("- Made")[0]
+    assert "made by" not in markdown(empty()).split("- made")[0]
     ElementTree.fromstring(svg(empty()))
 
 
