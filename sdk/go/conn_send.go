@@ -77,7 +77,7 @@ func (c *connection) sendBytes(head, data []byte, fds []int) *fault.Error {
 	sent := 0
 	switch {
 	case len(c.queue) > 0 || c.sendFailed:
-	case fd < 0 && len(data) == 0:
+	case len(fds) == 0 && len(data) == 0:
 		var err error
 		if sent, err = c.now.Send(head); err != nil { // as below
 			c.sendFailed = true
