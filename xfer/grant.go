@@ -160,10 +160,13 @@ func (e *Engine) Renew(id ClientID, r wire.Renew) error {
 
 // touching lists the permissions on a cache that name one of the blocks.
 func (e *Engine) touching(ca *cache, blocks []uint32) []grant {
-	named := newBlockSet(blocks)
+	var named blockSet // not made where nothing is granted, as for most evictions
 	var out []grant
 	for _, g := range e.allGrants() {
 		if p := g.terms(); p.cache == ca {
+			if named == nil {
+				named = newBlockSet(blocks)
+			}
 			if _, ok := named.first(p.blocks); ok {
 				out = append(out, g)
 			}
