@@ -161,10 +161,13 @@ func (e *Engine) Renew(id ClientID, r wire.Renew) error {
 
 // touching lists the permissions on a cache that name one of the blocks.
 func (e *Engine) touching(ca *cache, blocks []uint32) []grant {
-	named := layout.SetOf(ca.geometry.NumBlocks, blocks)
+	var named *layout.Set // not made where nothing is granted, as for most evictions
 	var out []grant
 	for _, g := range e.allGrants() {
 		if p := g.terms(); p.cache == ca {
+			if named == nil {
+				named = layout.SetOf(ca.geometry.NumBlocks, blocks)
+			}
 			if _, ok := named.First(p.blocks); ok {
 				out = append(out, g)
 			}

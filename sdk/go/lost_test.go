@@ -35,6 +35,7 @@ func TestDaemonKilled(t *testing.T) {
 	fill(src, 3, 0, 1, 2)
 	commit(t, src, dst, 0, 1, 2)
 	require.NoError(t, dst.Evict(within(t), []int{2}))
+	require.NoError(t, allocate(t, c, "settle", 1).Drop(within(t))) // a commit is late: this waits for its record
 	epoch := c.Epoch()
 
 	lease, err := dst.Lease(within(t), []int{1, 5}, LeaseOptions{}) // block 1 is given up with it

@@ -140,7 +140,7 @@ class Daemon:
         """Have in the journal what was committed until now: a commit is late, and a kill would lose it. The
         registration of a cache waits for all that was before it."""
         with self.connect() as client:
-            layout = kvxfer.Layout(layers=1, kv_heads=1, head_dim=8, dtype="uint8", block_tokens=1, order="MLA")
+            layout = kvxfer.Layout(layers=1, kv_heads=1, head_dim=8, dtype="uint8", block_tokens=1)
             client.allocate_cache("settle", model="settle", layout=layout, num_blocks=1).drop()
 
     def kill(self) -> None:
