@@ -18,7 +18,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # Tests wait for conditions, not for times; this only ends a run that hangs.
 GOTEST := $(GO) test -race -timeout 10m
 
-.PHONY: all build demo test lint test-go test-python test-integration test-rdma explore fuzz bench late-writes late-writes-nixl trace-cost generate clean
+.PHONY: all build demo test lint test-go test-python test-integration test-rdma explore fuzz bench late-writes late-writes-nixl bench-peers trace-cost generate clean
 
 all: build
 
@@ -87,6 +87,7 @@ lint: $(VENV)/.test
 	$(GO) run $(STATICCHECK) ./...
 	cd sdk/python && $(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m mypy
 	cd examples/disagg && $(PY) -m ruff check . && $(PY) -m ruff format --check . && MYPYPATH=$(SDK) $(PY) -m mypy
+	cd bench/peers && $(PY) -m ruff check . && $(PY) -m ruff format --check . && MYPYPATH=$(SDK) $(PY) -m mypy
 	cd test/integration && $(PY) -m ruff check . && $(PY) -m ruff format --check . && MYPYPATH=$(SDK) $(PY) -m mypy
 	cd test/rdma && $(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m mypy
 
@@ -104,6 +105,7 @@ explore: ## the protocol through every order of events, farther than `make test`
 test-python: $(VENV)/.test
 	cd sdk/python && PYTHONPATH=$(SDK) $(PY) -m pytest -q
 	cd examples/disagg && PYTHONPATH=$(SDK) $(PY) -m pytest -q
+	cd bench/peers && $(PY) -m pytest -q
 
 # These tests wait for daemons more than they compute, and share nothing with each other: three at a time keep two cores busy.
 test-integration: $(VENV)/.test build bin/kvxfer-race bin/kvxfer-nofence bin/kvxfer-next bin/nats-server bin/certmaker bin/otlpsink $(BUILD)/prometheus/usr/bin/promtool
@@ -142,6 +144,12 @@ $(BUILD)/nixl/.done: bench/peers/requirements-nixl.txt examples/disagg/requireme
 
 late-writes-nixl: $(BUILD)/nixl/.done ## shows late writes of NIXL over UCX tcp; ARGS="--rounds 20"
 	$(BUILD)/nixl/bin/python bench/peers/late_writes_nixl.py $(ARGS)
+
+# kvxfer and its peers side by side, about 15 minutes: bench/peers/README.md. ARGS="--quick --only nixl,kvxfer-raw";
+# DOCS=1 writes docs/performance.md and docs/peers.svg. What cannot be installed is left out, and said.
+bench-peers: build ## beside NIXL, Mooncake and UCX, in one run; ARGS="--quick", DOCS=1
+	$(PYTHON) bench/peers/install.py $(BUILD)/peers
+	$(BUILD)/peers/venv/bin/python bench/peers/run.py --out $(BUILD)/peers/out $(if $(DOCS),--docs) $(ARGS)
 
 generate:
 	$(GO) generate ./...

@@ -118,7 +118,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--blocks", type=int, default=256, help="default 256")
     parser.add_argument("--block-bytes", type=int, default=1 << 20, help="default 1 MiB")
-    parser.add_argument("--limit", type=float, default=10, help="seconds that a transfer may take; default 10")
+    parser.add_argument(
+        "--limit", type=float, default=10, help="seconds that a transfer may take; default 10"
+    )
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -133,7 +135,9 @@ def main() -> None:
     if options.json:
         print(json.dumps({"seed": options.seed, "rounds": rounds, "rounds_with_late_writes": bad}))
     else:
-        print(f"seed {options.seed}: {bad} of {len(rounds)} rounds wrote into memory that its owner had taken back")
+        print(
+            f"seed {options.seed}: {bad} of {len(rounds)} rounds wrote into memory that its owner had taken back"
+        )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
 package ring
 
 import (
-	"encoding/binary"
 	"errors"
-	"os"
-	"strconv"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,13 +16,15 @@ import (
 
 const op = "ring"
 
-// Daemon is the daemon's side of a ring. Take, Sleep and Ended are for one goroutine; Complete and Close are for any.
+// Daemon is the daemon's side of a ring. Take, Waiting and Sleep are for one goroutine; Complete, Ring and Close are for any.
 type Daemon struct {
 	w              words
 	m              *hostmem.Mapping
 	doorbell, bell int
+	wake           int // an eventfd of the daemon's own: Ring
+	epoll          int // doorbell and wake, by their edges
 	taken          uint64
-	wake           [8]byte
+	torn           atomic.Bool // the memory cannot be reached
 
 	completed atomic.Uint64 // written under mu
 	mu        sync.Mutex
@@ -33,39 +33,41 @@ type Daemon struct {
 
 // Open maps a ring that a client handed over. The descriptors are the ring's from then on, also with an error.
 func Open(memory, doorbell, bell int, entries uint32) (*Daemon, error) {
-	closeBells := func() { _, _ = unix.Close(doorbell), unix.Close(bell) }
-	m, err := hostmem.Map(memory, op, Size(entries))
+	d := &Daemon{doorbell: doorbell, bell: bell, wake: -1, epoll: -1, closed: true}
+	var err error
+	if d.m, err = hostmem.Map(memory, op, Size(entries)); err == nil {
+		d.w = words{d.m.Memory().Base, entries}
+		err = d.open()
+	}
 	if err != nil {
-		closeBells()
+		d.release()
 		return nil, err
 	}
-	for _, fd := range []int{doorbell, bell} {
-		if err := checkEventfd(fd); err != nil {
-			_ = m.Close()
-			closeBells()
-			return nil, err
-		}
-	}
-	d := &Daemon{w: words{m.Memory().Base, entries}, m: m, doorbell: doorbell, bell: bell}
-	if d.w.u64(offMagic).Load() != magic || d.w.u32(offEntries).Load() != entries {
-		d.Close()
-		return nil, fault.Invalid(op, "entries", "the memory's header does not say KVXRING1 with %d entries", entries)
-	}
-	if d.w.u64(offTaken).Load() != 0 || d.w.u64(offCompleted).Load() != 0 || d.w.u32(offEnded).Load() != 0 {
-		d.Close()
-		return nil, fault.Invalid(op, "entries", "the ring was used before, allowed a new one")
-	}
+	d.closed = false
 	return d, nil
 }
 
-// checkEventfd makes a descriptor that cannot be waited for, or that would block the daemon, a typed error. What the client
-// does with its own end hurts nobody else: writes do not block and reads happen behind poll.
-func checkEventfd(fd int) error {
-	if kind, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd)); err != nil || kind != "anon_inode:[eventfd]" {
-		return fault.Invalid(op, "fds", "%.64q, allowed as second and third descriptor eventfds", kind)
+func (d *Daemon) open() (err error) {
+	defer d.w.guarded(debug.SetPanicOnFault(true), &err)
+	if err := checkBells(d.doorbell, d.bell); err != nil {
+		return err
 	}
-	if err := unix.SetNonblock(fd, true); err != nil {
-		return fault.Wrap(fault.InvalidArgument, op, err)
+	if d.w.u64(offMagic).Load() != magic || d.w.u32(offEntries).Load() != d.w.entries {
+		return fault.Invalid(op, "entries", "the memory's header does not say KVXRING1 with %d entries", d.w.entries)
+	}
+	if d.w.u64(offTaken).Load() != 0 || d.w.u64(offCompleted).Load() != 0 || d.w.u32(offEnded).Load() != 0 {
+		return fault.Invalid(op, "entries", "the ring was used before, allowed a new one")
+	}
+	if d.wake, err = eventfd(); err != nil {
+		return err
+	}
+	if d.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		return fault.Wrap(fault.ResourceExhausted, op, err)
+	}
+	for _, fd := range []int{d.doorbell, d.wake} {
+		if err := unix.EpollCtl(d.epoll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET}); err != nil {
+			return fault.Wrap(fault.ResourceExhausted, op, err)
+		}
 	}
 	return nil
 }
@@ -73,13 +75,18 @@ func checkEventfd(fd int) error {
 var errCounts = errors.New("the ring's counts cannot be")
 
 // Take copies up to len(dst) new posts out and returns how many. An error says that the client broke the ring.
-func (d *Daemon) Take(dst []wire.Post) (int, error) {
+func (d *Daemon) Take(dst []wire.Post) (taken int, err error) {
+	if d.torn.Load() {
+		return 0, errTorn()
+	}
+	defer d.w.guarded(debug.SetPanicOnFault(true), &err)
 	submitted := d.w.u64(offSubmitted).Load()
 	n := submitted - d.taken
 	if n == 0 {
 		return 0, nil
 	}
-	if submitted-d.completed.Load() > uint64(d.w.entries) { // by this side's own count; also of counts that went back
+	// By this side's own counts: not more than are out at a time, and none that went back behind what was taken.
+	if submitted-d.completed.Load() > uint64(d.w.entries) || n > uint64(d.w.entries) {
 		return 0, fault.Wrap(fault.ProtocolViolation, op, errCounts)
 	}
 	n = min(n, uint64(len(dst)))
@@ -91,65 +98,91 @@ func (d *Daemon) Take(dst []wire.Post) (int, error) {
 	return int(n), nil
 }
 
-// Waiting says whether Take would return posts.
-func (d *Daemon) Waiting() bool { return d.w.u64(offSubmitted).Load() != d.taken }
-
-// Sleep waits until the client has posted or ring was rung, or for limit (below 0: without end); it may return early. Beyond a
-// millisecond, see the package's text, it looks once in between.
-func (d *Daemon) Sleep(limit time.Duration) {
-	d.w.u32(offDaemonSleeps).Store(1)
-	defer d.w.u32(offDaemonSleeps).Store(0)
-	for first := true; !d.Waiting(); first = false {
-		wait := limit
-		if first && (limit < 0 || limit > time.Millisecond) {
-			wait = time.Millisecond
-		}
-		if d.poll(wait) || wait == limit {
-			return
-		}
+// Waiting says whether Take would return posts, or an error.
+func (d *Daemon) Waiting() bool {
+	if d.torn.Load() {
+		return true
 	}
+	submitted, err := d.submitted()
+	return err != nil || submitted != d.taken
 }
 
-// poll waits for the doorbell and silences it; false: it did not ring.
+func (d *Daemon) submitted() (n uint64, err error) {
+	defer d.w.guarded(debug.SetPanicOnFault(true), &err)
+	return d.w.u64(offSubmitted).Load(), nil
+}
+
+// Sleep waits until the client has posted or Ring was called, or for limit (below 0: without end); it may return early. Beyond a
+// millisecond, see the package's text, it looks once in between.
+func (d *Daemon) Sleep(limit time.Duration) {
+	d.says(1)
+	defer d.says(0)
+	if d.Waiting() {
+		return
+	}
+	now := first(limit)
+	if d.poll(now) || now == limit || d.Waiting() {
+		return
+	}
+	d.poll(rest(limit, now))
+}
+
+// says tells the client whether it must ring. Where the memory is torn Waiting says so.
+func (d *Daemon) says(sleeps uint32) {
+	if d.torn.Load() {
+		return
+	}
+	var err error
+	defer d.w.guarded(debug.SetPanicOnFault(true), &err)
+	d.w.u32(offDaemonSleeps).Store(sleeps)
+}
+
+// poll waits for a ring; false: the time is over.
 func (d *Daemon) poll(wait time.Duration) bool {
-	ms := -1
-	if wait >= 0 {
-		ms = int((wait + time.Millisecond - 1) / time.Millisecond)
-	}
-	fds := [1]unix.PollFd{{Fd: int32(d.doorbell), Events: unix.POLLIN}}
-	n, err := unix.Poll(fds[:], ms)
-	if n > 0 {
-		_, _ = unix.Read(d.doorbell, d.wake[:])
-	}
+	var events [2]unix.EpollEvent
+	n, err := unix.EpollWait(d.epoll, events[:], millis(wait))
 	return n > 0 || err != nil
 }
 
-// Ring wakes who sleeps; the daemon's other goroutines use it.
-func (d *Daemon) Ring() { ring(d.doorbell) }
-
-var one = binary.LittleEndian.AppendUint64(nil, 1)
-
-func ring(eventfd int) {
-	_, _ = unix.Write(eventfd, one) // a full counter is awake enough
+// Ring ends a Sleep of another goroutine.
+func (d *Daemon) Ring() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.closed {
+		add(d.wake)
+	}
 }
 
-// Complete tells the client of ends, in order.
+// Complete tells the client of ends, in order. It never waits for the client.
 func (d *Daemon) Complete(ends ...wire.Posted) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.closed {
+	if d.closed || d.torn.Load() {
 		return
 	}
+	if err := d.complete(ends); err != nil {
+		d.torn.Store(true)
+		add(d.wake)
+	}
+}
+
+func (d *Daemon) complete(ends []wire.Posted) (err error) {
+	defer d.w.guarded(debug.SetPanicOnFault(true), &err)
 	n := d.completed.Load()
-	for _, p := range ends {
-		d.w.putPosted(n, p)
-		n++
+	d.completed.Store(n + uint64(len(ends)))
+	for i := range ends {
+		d.w.putPosted(n+uint64(i), ends[i])
 	}
-	d.completed.Store(n)
-	d.w.u64(offCompleted).Store(n)
+	d.w.u64(offCompleted).Store(n + uint64(len(ends)))
 	if d.w.u32(offClientSleeps).Load() != 0 && d.w.u32(offClientSleeps).Swap(0) != 0 {
-		ring(d.bell)
+		d.ringBell()
 	}
+	return nil
+}
+
+// ringBell never waits: a client that does not empty its socket is awake enough, and gets no more.
+func (d *Daemon) ringBell() {
+	_ = unix.Send(d.bell, one[:1], unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 }
 
 // Close ends the ring and tells the client. Nobody may be in Take or Sleep.
@@ -160,8 +193,27 @@ func (d *Daemon) Close() {
 		return
 	}
 	d.closed = true
+	d.end()
+	d.release()
+}
+
+func (d *Daemon) end() {
+	if d.torn.Load() {
+		return
+	}
+	var err error
+	defer d.w.guarded(debug.SetPanicOnFault(true), &err)
 	d.w.u32(offEnded).Store(1)
-	ring(d.bell)
-	_ = d.m.Close()
-	_, _ = unix.Close(d.doorbell), unix.Close(d.bell)
+}
+
+// release closes what is the ring's; the client sees the end of its bell.
+func (d *Daemon) release() {
+	if d.m != nil {
+		_ = d.m.Close()
+	}
+	for _, fd := range []int{d.doorbell, d.bell, d.wake, d.epoll} {
+		if fd >= 0 {
+			_ = unix.Close(fd)
+		}
+	}
 }

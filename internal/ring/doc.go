@@ -3,8 +3,10 @@
 //
 // Terms. The ring is one sealed memfd that the client makes. It holds two arrays of the same number of entries, a power of
 // 2: submissions, which the client writes, and completions, which the daemon writes. Tails and heads count entries and never
-// wrap; an entry's place is its number modulo the entries. A doorbell is the eventfd that wakes the daemon, a bell the one
-// that wakes the client.
+// wrap; an entry's place is its number modulo the entries. The doorbell is an eventfd that wakes the daemon; the bell is a
+// pair of connected sockets: a byte wakes the client, the end of it is the daemon's end, also of one that was killed. Memory
+// is torn when a page of it cannot be reached: no seal keeps a client from taking pages out, and the kernel may have none to
+// put in their place.
 //
 // Layout, little-endian, every word in a cache line of its own:
 //
@@ -15,7 +17,7 @@
 //	  192  completed u64    daemon: completions it has written
 //	  256  seen u64         client: completions it has read
 //	  320  daemon sleeps u32: 1 when the client must ring the doorbell behind a submission
-//	  384  client sleeps u32: 1 when the daemon must ring the bell behind a completion
+//	  384  client sleeps u32: 1 when the daemon must ring the bell behind a completion; it takes that back
 //	  448  ended u32        daemon: 1 when it reads no more
 //	 4096  submissions, 64 bytes each: a wire.Post and zeros
 //	+64*n  completions, 32 bytes each: a wire.Posted
@@ -30,7 +32,13 @@
 //     ring: TestEntriesAreCopiedOnce, TestWrongCountsEndTheRing, FuzzDaemonSide
 //   - completions never overtake their places: the client has at most as many posts out as the ring has entries:
 //     TestPostsAreBounded
-//   - every post of a client comes out once and in order, whoever sleeps when: TestRandomTraffic
+//   - every post of a client comes out once and in order, whoever sleeps when: TestRandomTraffic, and
+//     TestTrafficBetweenProcesses; a doorbell that was missed costs a millisecond: TestMissedDoorbell
 //   - a daemon with nothing to do sleeps, and is woken by the doorbell: TestSleepAndDoorbell
-//   - memory that may shrink, or is smaller than it says, is refused: TestMemoryIsChecked
+//   - a client that waits sees the daemon's end: TestDaemonsEndIsSeen
+//   - memory that may shrink, or is smaller than it says, is refused, and so are other descriptors than these:
+//     TestMemoryIsChecked, TestDescriptorsAreChecked; torn memory ends the ring and not the daemon: TestTornMemory
+//   - nothing that a client does to the descriptors makes the daemon wait: TestClientCannotHoldTheDaemon
+//   - neither side allocates: TestNothingIsAllocated
+//   - who looks and gains nothing by it looks shorter, and a look always ends: TestSpinFollowsWhatItGains, TestSpinEnds
 package ring

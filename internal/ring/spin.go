@@ -9,46 +9,91 @@ import (
 
 // Spin decides how long who waits looks at memory before it sleeps. Waking a thread takes tens of microseconds, so a short
 // look pays where the other side answers sooner; where it does not, as when a model computes on every processor, looking
-// only takes time from others. So the time follows what it gained: doubled when a look found something, halved when not.
-// It is used by one goroutine.
+// only takes time from others. So the time follows what a look would have gained: the longest while what is waited for comes
+// soon behind a look, half as long each time when it comes late, and next to nothing for a while where somebody else wanted
+// the processor: who sleeps is then woken before who computes, who looks waits for his turn. It is used by one goroutine.
 type Spin struct {
-	now time.Duration
+	// Locked: the goroutine is locked to its thread. Offering its place to other goroutines would take two wake-ups then, so
+	// it only offers its processor to other threads.
+	Locked bool
+
+	look  time.Duration // how long the next look is
+	left  time.Time     // when the last one ended without finding; zero: it found
+	avoid time.Time     // until then somebody else wants the processor
 }
 
 // MaxSpin is the longest look. Two wake-ups cost about as much.
 const MaxSpin = 50 * time.Microsecond
 
-const minSpin = 2 * time.Microsecond
+const (
+	minSpin = 2 * time.Microsecond
+	// soon: what comes that soon behind a look, a wake-up included, a longest look would have seen.
+	soon = 2 * MaxSpin
+	// looks are made between two readings of the clock, which take as long as 25 of them.
+	looks = 64
+	// yieldEvery is how often the processor is offered to others. Nobody there, it takes half a microsecond, and the rest is
+	// looking; the other side on the same processor, it waits no longer than this.
+	yieldEvery = 2 * time.Microsecond
+	// taken: an offer that took so long was taken.
+	taken = 30 * time.Microsecond
+	// avoidFor is how long looks stay short then.
+	avoidFor = time.Millisecond
+)
 
-// yieldEvery is how many looks are made before the processor is offered to others: a look takes about 2 ns, offering half
-// a microsecond.
-const yieldEvery = 64
-
-// Until looks until found says true or the time is over, and reports what it said last.
+// Until looks until found says true or the time is over, and reports what it said last. found must cost nanoseconds.
 func (s *Spin) Until(found func() bool) bool {
-	if found() {
-		return true
-	}
-	if s.now == 0 {
-		s.now = MaxSpin
-	}
-	if runtime.NumCPU() < 2 {
-		_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
-		return found()
+	if s.left.IsZero() {
+		for range looks { // the common case while both sides are busy reads no clock
+			if found() {
+				return true
+			}
+		}
 	}
 	begin := time.Now()
-	for i := 1; ; i++ {
-		if found() {
-			s.now = min(MaxSpin, 2*s.now)
-			return true
+	s.adapt(begin)
+	offered := begin
+	for {
+		for range looks {
+			if found() {
+				return true
+			}
 		}
-		if i%yieldEvery != 0 {
-			continue
-		}
-		if time.Since(begin) >= s.now {
-			s.now = max(minSpin, s.now/2)
+		now := time.Now()
+		if now.Sub(begin) >= s.look {
+			s.left = now
 			return false
 		}
-		_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+		if now.Sub(offered) < yieldEvery && runtime.NumCPU() > 1 {
+			continue
+		}
+		s.offer()
+		if offered = time.Now(); offered.Sub(now) > taken {
+			s.avoid, s.look = offered.Add(avoidFor), minSpin
+			if found() {
+				return true
+			}
+			s.left = offered
+			return false
+		}
 	}
+}
+
+// adapt chooses the look's length.
+func (s *Spin) adapt(now time.Time) {
+	switch {
+	case now.Before(s.avoid):
+		s.look = minSpin
+	case s.look == 0 || !s.left.IsZero() && now.Sub(s.left) < soon:
+		s.look = MaxSpin
+	case !s.left.IsZero():
+		s.look = max(minSpin, s.look/2)
+	}
+	s.left = time.Time{}
+}
+
+func (s *Spin) offer() {
+	if !s.Locked {
+		runtime.Gosched()
+	}
+	_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 }

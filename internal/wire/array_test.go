@@ -109,6 +109,20 @@ func parseArrays(t *testing.T, b []byte) {
 			require.Positive(t, count)
 		}
 	}
+	if v, err := Posts(b); err == nil {
+		var again []byte
+		for _, x := range v {
+			again = AppendPost(again, x)
+		}
+		require.Equal(t, b, again)
+	}
+	if v, err := PostedList(b); err == nil {
+		var again []byte
+		for _, x := range v {
+			again = AppendPosted(again, x)
+		}
+		require.Equal(t, b, again)
+	}
 	if v, err := RegionSpans(b); err == nil {
 		require.Equal(t, b, AppendRegionSpans(b[:0:0], v))
 	}

@@ -18,7 +18,7 @@
 //     between real daemons test_two_versions, test_nothing_in_common (test/integration); HELLO_OK names
 //     the optional features of both sides: TestHelloOKNamesWhatBothKnow
 //   - a field out of range is named with the range that is allowed: TestValidateNamesFieldAndRange, TestProbesAreChecked,
-//     TestQueriesNameFieldAndRange, TestTraceBodiesNameFieldAndRange, FuzzTraceID
+//     TestQueriesNameFieldAndRange, TestTraceBodiesNameFieldAndRange, FuzzTraceID, TestPreparedNamesFieldAndRange
 //   - no error repeats a ticket or a secret: TestTicketRefusals, TestBodiesKeepTheirSecrets
 //   - an error fits into a frame, whatever the other side's text is that it quotes: TestErrorsStaySmall
 //   - docs/protocol.md names every kind, field and limit: TestPageNamesEveryKind, TestPageNamesEveryField,

@@ -127,6 +127,9 @@ var wireStructs = []struct {
 	{func() any { return &Abort{} }, []string{"ABORT"}},
 	{func() any { return &Done{} }, []string{"DONE"}},
 	{func() any { return &Ended{} }, []string{"ENDED"}},
+	{func() any { return &Prepare{} }, []string{"PREPARE"}},
+	{func() any { return &PreparedEvent{} }, []string{"EVENT_PREPARED"}},
+	{func() any { return &Ring{} }, []string{"RING"}},
 	{func() any { return &Ticket{} }, []string{"Tickets"}},
 	{func() any { return &TicketGrant{} }, []string{"Tickets"}},
 }
@@ -301,5 +304,6 @@ func goldenCases() []golden {
 		WantNode: "decode-0", WantEpoch: sampleEpoch, Providers: []string{"shm", "tcp"}, Absent: absent}, nil)
 	add("ok_status_absent", KindOK, 13, &Status{Node: "decode-0", Epoch: sampleEpoch, Version: "0.1.0", PeerAddr: "[::1]:7420", Providers: []string{"tcp"},
 		Nodes: []string{"decode-0"}, Absent: absent, Unregistered: []Unregistered{{Provider: "verbs", Regions: 2, Why: "RLIMIT_MEMLOCK"}}}, nil)
+	preparedCases(add, noReply)
 	return out
 }
