@@ -49,8 +49,8 @@ _MIN_LOOK, _RATE, _LONG = 50e-6, 8e9, 1 << 20
 _LEAST = 1 / 32  # of the longest look
 #: Seconds: what comes that soon behind a look, the longest look would have seen.
 _SOON = 100e-6
-#: Seconds: an offer of the processor that took so long was taken by somebody who computes. For a while whoever
-#: waits sleeps then: a sleeper is woken before who computes, and who looks waits for his turn.
+#: Seconds: an offer of the processor that took so long was taken by somebody who computes. For a while
+#: whoever waits sleeps then: a sleeper is woken before who computes, and who looks waits for his turn.
 _TAKEN, _AVOID = 30e-6, 1e-3
 #: Seconds that a ring's end waits for the connection's, which says more.
 _WHY = 0.25
