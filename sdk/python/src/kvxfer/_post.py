@@ -38,6 +38,7 @@ class PreparedList(Protocol):
     _open: bool  # posts are taken
     _posted: bool  # at least one was
     _looks: range  # how often a waiting thread looks before it does anything else; empty: it sleeps at once
+    _longest: float  # seconds of its longest look
     _timeout: float  # the last that was given
     _timeout_ns: int  # the same in nanoseconds
 

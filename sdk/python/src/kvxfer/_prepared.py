@@ -87,7 +87,7 @@ class Prepared(Transfer):
         self._open = False
         self._posted = False
         self._ending = ""  # "finished" or "cancelled", by the caller
-        self._looks = range(0)
+        self._looks, self._longest = range(0), 0.0
         self._timeout = POST_TIMEOUT
         self._timeout_ns = round(POST_TIMEOUT * 1e9)
         # Of a read into blocks: they are given up with the request.
@@ -212,7 +212,7 @@ class Prepared(Transfer):
         self.provider, self.reason = wire.get(body, "provider", ""), wire.get(body, "provider_reason", "")
         self.operations, self.bytes = wire.get(body, "operations", 0), wire.get(body, "bytes", 0)
         with self._way.lock:
-            self._looks = looks_for(self.bytes)
+            self._looks, self._longest = looks_for(self.bytes)
             self._open = not self._done and not self._ending
         self._bound.set()
 

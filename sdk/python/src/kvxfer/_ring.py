@@ -41,20 +41,29 @@ _SUBMISSIONS, _SUBMISSION, _COMPLETION = 4096, 64, 32
 # In this machine's order, which is the wire's: packed by plain stores.
 _put_post = struct.Struct("=QQQ").pack_into
 
-# Who waits looks first, as waking a thread takes tens of microseconds. A look takes some 30 ns. The time
-# follows what it gained: doubled when a look found something, halved when not.
-LOOKS = range(40)
-_MAX_SPIN, _MIN_SPIN = 50e-6, 2e-6
+# Who waits looks first, as waking a thread takes tens of microseconds: at most as long as a list takes whose
+# bytes come at that many a second, and then as long as looking has gained something. Lists from a size on the
+# daemon copies on several processors: their callers sleep at once.
+LOOKS = range(40)  # of some 30 ns each, between two offers of the processor to others
+_MIN_LOOK, _RATE, _LONG = 50e-6, 8e9, 1 << 20
+_LEAST = 1 / 32  # of the longest look
+#: Seconds: what comes that soon behind a look, the longest look would have seen.
+_SOON = 100e-6
+#: Seconds: an offer of the processor that took so long was taken by somebody who computes. For a while
+#: whoever waits sleeps then: a sleeper is woken before who computes, and who looks waits for his turn.
+_TAKEN, _AVOID = 30e-6, 1e-3
 #: Seconds that a ring's end waits for the connection's, which says more.
 _WHY = 0.25
 #: Seconds after which who sleeps looks once more: a bell may be missed, see the Go package.
 _FIRST_SLEEP = 0.001
 
 
-def looks_for(size: int) -> range:
-    """How often to look for the end of a post of so many bytes before anything else: lists that take longer
-    than the longest look leave the processor to those who copy."""
-    return LOOKS if size <= 8e9 * _MAX_SPIN and len(os.sched_getaffinity(0)) > 1 else range(0)
+def looks_for(size: int) -> tuple[range, float]:
+    """How to wait for a post of so many bytes: how often to look before anything else, and the seconds of the
+    longest look. Without a processor of its own nobody looks."""
+    if size >= _LONG or len(os.sched_getaffinity(0)) < 2:
+        return range(0), 0.0
+    return LOOKS, max(_MIN_LOOK, 1.25 * size / _RATE)
 
 
 class Ring(Way):
@@ -69,7 +78,8 @@ class Ring(Way):
         self._words, self._halves = self._bytes.cast("Q"), self._bytes.cast("I")
         self._first_end = (_SUBMISSIONS + entries * _SUBMISSION) // 8
         self._submitted = self._seen = 0
-        self._spin = _MAX_SPIN  # seconds
+        self._share = 1.0  # of the longest look
+        self._avoid = 0.0  # of time.monotonic(): until then somebody else wants the processor
         self._somebody_sleeps = False  # on the bell; the others sleep on locks
         self.doorbell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -251,52 +261,61 @@ class Ring(Way):
             if time.monotonic() >= until:
                 return False
             waker = None
-            with self.lock:
-                if self._there(post):
-                    return True
-                if self._somebody_sleeps:
-                    waker = self._enlist(post)
-                self._somebody_sleeps = True
-            if waker is not None:
-                self._sleep_on(waker, until)
-                continue
+            listens = False
             try:
-                self._sleep(post, until)
-            finally:
                 with self.lock:
-                    self._somebody_sleeps = False
-                    self._drain()
+                    if self._there(post):
+                        return True
+                    if self._somebody_sleeps:
+                        waker = self._enlist(post)
+                    else:
+                        listens = self._somebody_sleeps = True
+                if waker is not None:
+                    self._sleep_on(waker, until)
+                else:
+                    self._sleep(post, until)
+            finally:
+                if listens:
+                    with self.lock:
+                        self._somebody_sleeps = False
+                        self._drain()
         return True
 
     def _look(self, post: Post | None) -> bool:
         """Looks until it is there or the time of looking is over."""
         words = self._words
-        looks = LOOKS if post is None else post._prepared._looks
+        longest = _MIN_LOOK if post is None else post._prepared._longest
         while True:
             seen = self._seen  # before the post: an end that comes in between is seen below
             if self._there(post):
                 return True
-            if words[_COMPLETED] == seen and not (looks and self._spin_until(seen, looks)):
+            if words[_COMPLETED] == seen and not (longest and self._spin(seen, longest * self._share)):
                 return False
             with self.lock:
                 self._drain()
 
-    def _spin_until(self, seen: int, looks: range) -> bool:
+    def _spin(self, seen: int, seconds: float) -> bool:
         """Looks until an end behind those that were seen is there."""
         words = self._words
-        until = time.monotonic() + self._spin
-        while True:
+        now = time.monotonic()
+        until = now + seconds
+        while now >= self._avoid:
             os.sched_yield()  # the daemon may be waiting for this very processor
-            for _ in looks:
+            before, now = now, time.monotonic()
+            if now - before > _TAKEN:
+                self._avoid, self._share = now + _AVOID, _LEAST
+            for _ in LOOKS:
                 if words[_COMPLETED] != seen:
-                    self._spin = min(_MAX_SPIN, 2 * self._spin)
                     return True
-            if time.monotonic() >= until:
-                self._spin = max(_MIN_SPIN, self._spin / 2)
-                return False
+            now = time.monotonic()
+            if now >= until:
+                self._share = max(_LEAST, self._share / 2)
+                break
+        return words[_COMPLETED] != seen
 
     def _sleep(self, post: Post | None, until: float) -> None:
         """Sleeps until the bell rings; one thread at a time."""
+        begin = time.monotonic()
         self._halves[_CLIENT_SLEEPS] = 1
         limit = _FIRST_SLEEP
         while self._words[_COMPLETED] == self._seen and not self._there(post):
@@ -310,12 +329,15 @@ class Ring(Way):
             ready = self._poller.poll(min(left, limit) * 1000)
             for fd, _ in ready:
                 try:
-                    self._gone = not os.read(fd, 64)
+                    if not os.read(fd, 64):
+                        self._gone = True
                 except BlockingIOError:
                     pass
                 except ConnectionError:
                     self._gone = True
             if ready and not self._gone:
+                if begin > self._avoid and time.monotonic() - begin < _SOON:
+                    self._share = 1.0
                 return
             limit = left
 
