@@ -13,7 +13,7 @@ import (
 )
 
 // lane is one connection of a session, with what both sides need. Its users (two goroutines, and at an initiator
-// whoever sends from Post) are counted: the last one closes the descriptor and unmaps the control memory.
+// whoever sends from Post or reads in Progress) are counted: the last one closes the descriptor and unmaps the control memory.
 type lane struct {
 	index int
 	sock  *socket  // in clear
