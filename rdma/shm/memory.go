@@ -69,14 +69,7 @@ func (c *copier) copy(dst, src *memory, pieces []piece, stream bool) error {
 		for _, x := range pieces {
 			c.steps = append(c.steps, copykernel.Step{Dst: dst.base + uintptr(x.dst), Src: src.base + uintptr(x.src), N: uintptr(x.len)})
 		}
-		err := copykernel.Copy(c.steps, stream)
-		if err == nil { // errors.As would allocate
-			return nil
-		}
-		if f := (*copykernel.Fault)(nil); errors.As(err, &f) {
-			return memoryFault(f.Source, f)
-		}
-		return err
+		return c.mapped(stream)
 	}
 	for _, x := range pieces {
 		if err := c.copyProcess(dst, src, x); err != nil {
@@ -86,25 +79,46 @@ func (c *copier) copy(dst, src *memory, pieces []piece, stream bool) error {
 	return nil
 }
 
+// mapped makes the steps.
+func (c *copier) mapped(stream bool) error {
+	err := copykernel.Copy(c.steps, stream)
+	if err == nil { // errors.As would allocate
+		return nil
+	}
+	if f := (*copykernel.Fault)(nil); errors.As(err, &f) {
+		return memoryFault(f.Source, f)
+	}
+	return err
+}
+
 // span moves a chunk of an operation inside this process.
 func (c *copier) span(x *part, s *span, stream bool) error {
 	dst, src, write := &x.w.region.access, &x.own.access, x.kind == rdma.OpWrite
 	if !write {
 		dst, src = src, dst
 	}
+	both := dst.kind == rdma.MemoryHost && src.kind == rdma.MemoryHost
 	cut, off, n := c.cut[:0], s.off, s.n
+	c.steps = c.steps[:0]
 	for i := s.first; n > 0; i++ {
 		r := &x.ranges[i]
 		k := min(r.Len-off, n)
 		if k == 0 {
 			continue
 		}
-		if write {
-			cut = append(cut, piece{r.Remote + off, r.Local + off, k})
+		to, from := r.Remote+off, r.Local+off
+		if !write {
+			to, from = from, to
+		}
+		if both {
+			c.steps = append(c.steps, copykernel.Step{Dst: dst.base + uintptr(to), Src: src.base + uintptr(from), N: uintptr(k)})
 		} else {
-			cut = append(cut, piece{r.Local + off, r.Remote + off, k})
+			cut = append(cut, piece{to, from, k})
 		}
 		n, off = n-k, 0
+	}
+	if both {
+		return c.mapped(stream)
 	}
 	return c.copy(dst, src, cut, stream)
 }
