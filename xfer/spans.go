@@ -2,6 +2,7 @@ package xfer
 
 import (
 	"context"
+	"encoding/hex"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -31,10 +32,17 @@ func (c parentCarrier) Get(key string) string {
 func (parentCarrier) Set(string, string) {}
 func (parentCarrier) Keys() []string     { return []string{"traceparent"} }
 
+// formatTraceparent is what OpenTelemetry's propagator would inject, without a context and a map for one string.
 func formatTraceparent(sc trace.SpanContext) string {
-	carrier := propagation.MapCarrier{}
-	propagation.TraceContext{}.Inject(trace.ContextWithSpanContext(context.Background(), sc), carrier)
-	return carrier["traceparent"]
+	if !sc.IsValid() {
+		return ""
+	}
+	const dash = '-'
+	tid, sid := sc.TraceID(), sc.SpanID()
+	b := make([]byte, 0, len("00--")+2*len(tid)+2*len(sid)+len("-00"))
+	b = append(hex.AppendEncode(append(b, "00-"...), tid[:]), dash)
+	b = append(hex.AppendEncode(b, sid[:]), dash, '0')
+	return string(append(b, '0'+byte(sc.TraceFlags()&(trace.FlagsSampled|trace.FlagsRandom))))
 }
 
 // layerNotes are what is noted of a transfer's layers while it runs, at most attr.MaxBatchSpans; spans are made of them when it

@@ -3,6 +3,7 @@ package kvxfer
 import (
 	"context"
 	"crypto/rand"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -71,7 +72,12 @@ func formatTraceparent(sc trace.SpanContext) string {
 	if !sc.IsValid() {
 		return ""
 	}
-	return fmt.Sprintf("00-%s-%s-%02x", sc.TraceID(), sc.SpanID(), byte(sc.TraceFlags()&trace.FlagsSampled))
+	const dash = '-'
+	tid, sid := sc.TraceID(), sc.SpanID()
+	b := make([]byte, 0, len("00--")+2*len(tid)+2*len(sid)+len("-00"))
+	b = append(hex.AppendEncode(append(b, "00-"...), tid[:]), dash)
+	b = append(hex.AppendEncode(b, sid[:]), dash, '0')
+	return string(append(b, '0'+byte(sc.TraceFlags()&trace.FlagsSampled)))
 }
 
 // span is one call as its caller sees it. It is safe for concurrent use.
