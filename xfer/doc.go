@@ -21,6 +21,11 @@
 //   - an end that meets a beginning ends it: TestBeginningsMeetTheCachesEnd, TestDrainMeetsBeginnings,
 //     TestClientGoneWhileItsRegionIsRegistered, TestClientGoneWhileItsCacheIsRegistered, TestLinkDownMeetsTheAnswer
 //   - every lease and push ends with exactly one event, and after it nothing is written: TestRandomTransfers
+//   - clients, size classes and transfers share a link fairly, and a small transfer waits for no more of a large one than a bounded
+//     window: TestSmallTransferPassesALargeOne, TestCancelledTransferGivesItsRoomToOthers, and package fair; a source's operations are
+//     posted in its order, each once: TestOrderInsideASource; a source that is cancelled looks at its own: TestCancelTakesItsOwn
+//   - an operation on its way through the out queue allocates nothing: TestCompletionAllocatesNothing; a queued block takes its ids and
+//     little else: TestQueuedBlocksAreCheap
 //   - source blocks are HELD until the last completion, also without a link: TestHeldUntilTheCompletion
 //   - a fence that fails is never told as a fence, and Close ends all the same: TestFailedFenceQuarantinesTheMemory,
 //     TestCloseEndsWithoutCompletions

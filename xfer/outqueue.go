@@ -24,8 +24,8 @@ const (
 )
 
 // What may be in flight on a link, as costs. A provider takes what it has in order, so this is what stands before a small
-// transfer: bulkWindow is two milliseconds of 4 GB/s. Four operations of opBytes in flight are enough for full speed on any host
-// path; a device that is faster by ten has ten times the window in a round trip, which is shorter by as much.
+// transfer: bulkWindow is two milliseconds of 4 GB/s. Over TCP 2 MiB were as fast as 64; over shm 8 and 16 MiB were alike and within a
+// run's noise of 64, 4 MiB slower by an eighth and 2 MiB by a quarter. A device of 50 GB/s moves 8 MiB in 160 us, ten of its round trips.
 const (
 	bulkWindow = 8 << 20
 	fullWindow = 2 * bulkWindow

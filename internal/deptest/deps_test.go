@@ -91,7 +91,7 @@ func TestDirectionOfImports(t *testing.T) {
 
 // TestPureCoresTouchNothing looks at what the pure packages import themselves; fmt and the like reach os inside.
 func TestPureCoresTouchNothing(t *testing.T) {
-	for _, pkg := range []string{"xfer/protocol", "xfer/layout", "xfer/explore", "rdma", "rdma/verbs/nic", "rdma/verbs/pick", "internal/traceview"} {
+	for _, pkg := range []string{"xfer/protocol", "xfer/layout", "xfer/fair", "xfer/explore", "rdma", "rdma/verbs/nic", "rdma/verbs/pick", "internal/traceview"} {
 		out, err := exec.Command("go", "list", "-f", "{{join .Imports \"\\n\"}}", module+pkg).Output()
 		require.NoError(t, err)
 		for _, d := range strings.Fields(string(out)) {

@@ -6,6 +6,7 @@
 //     TestWaitsForALiveProcess, test/integration test_second_daemon_waits_for_the_state_directory
 //   - after Close no peer can touch a client's memory, and nothing of the node is left: TestNodeStartsAndStops;
 //     nor after a start that failed: TestFailedStartLeavesNothing
+//   - a peer that is linked and says nothing takes bounded memory, and a Speaker is a peer like others: TestIdlePeersAreCheap
 //   - caches that come and go while the registry is away do not pile up: TestDirectoryKeepsTheLastWord;
 //     nor is the last word on one given up while a heartbeat holds it up: TestDirectoryOutwaitsTheHeartbeat
 //   - /metrics shows what package instrument lists, also while the block store's disk stands still: TestNodeShowsTheListedMetrics,

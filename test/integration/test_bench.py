@@ -120,3 +120,30 @@ def test_ended_early(number: signal.Signals, run_dir: Path) -> None:
     assert "interrupted" in err
     assert not processes(str(run_dir))
     assert not list(run_dir.iterdir())
+
+
+def test_many(run_dir: Path) -> None:
+    """What comes in large numbers: every part has its points, and nothing is left."""
+    done = command(
+        "bench", "many", "--seconds", "0.1", "--json", "--blocks", "100,2000", "--in-flight", "1,100",
+        "--clients", "1,16", "--peers", "2,20", "--bulk", "32", env={"TMPDIR": str(run_dir)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert not list(run_dir.iterdir())
+    records: list[dict[str, Any]] = json.loads(done.stdout)
+    assert [(r["part"], r["n"], r["how"]) for r in records] == [
+        ("blocks", 100, ""), ("blocks", 2000, ""), ("queued", 800_000, ""), ("in-flight", 1, ""),
+        ("in-flight", 100, ""), ("clients", 1, ""), ("clients", 16, ""), ("peers", 2, ""), ("peers", 20, ""),
+        ("small", 1, "alone"), ("small", 32, "behind-other"), ("small", 32, "behind-own"),
+    ]  # fmt: skip
+    for r in records:
+        assert r["samples"] >= 2
+        if r["part"] == "queued":
+            assert r["rss_bytes"] < 1024
+            assert r["gbps"] is None
+            continue
+        assert r["us_p50"] <= r["us_p99"]
+        assert r["transfers_per_s"] > 0
+        assert (r["ns_per_block"] is not None) == (r["part"] == "blocks")
+        assert (r["rss_bytes"] is not None) == (r["part"] == "peers")
+        assert (r["of_best"] is not None) == (r["part"] != "small")

@@ -1,8 +1,8 @@
 package layout
 
 import (
+	"hash/maphash"
 	mathbits "math/bits"
-	"math/rand/v2"
 )
 
 // Set is a set of a cache's blocks. What it takes, in memory and to make, grows with the blocks in it and not with the cache:
@@ -13,8 +13,9 @@ type Set struct {
 	shift int
 }
 
-// multiplier spreads block ids over a table. It is random: who chooses the ids must not be able to choose the collisions.
-var multiplier = rand.Uint32() | 1
+// multiplier spreads block ids over a table. No process has the same one: who chooses the ids must not be able to choose the
+// collisions. What a set holds does not depend on it.
+var multiplier = uint32(maphash.String(maphash.MakeSeed(), "")) | 1
 
 // NewSet makes an empty set for up to n blocks of numBlocks.
 func NewSet(numBlocks uint32, n int) *Set {

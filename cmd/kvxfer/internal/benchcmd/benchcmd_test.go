@@ -24,7 +24,7 @@ func call(args ...string) (code int, stdout, stderr string) {
 
 func TestUsage(t *testing.T) {
 	for want, args := range map[string][]string{
-		"copy, tcp, shm or verbs": {"fly"},
+		"tcp, shm, verbs or many": {"fly"},
 		`no size "3KiB"`:          {"verbs", "--size", "3KiB"},
 		"or two separated":        {"verbs", "--device", "a,b,c"},
 		"are for verbs":           {"tcp", "--size", "4KiB"},

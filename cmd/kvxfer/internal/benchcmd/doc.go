@@ -22,6 +22,9 @@
 //     nothing. Its providers come from internal/node, which alone knows implementations.
 //   - perftest is run as people run it, over loop-back and with its own defaults, but with the number of queue pairs that suits it
 //     better. It is the rival for one contiguous range; nothing is the limit of lists over RDMA.
+//   - `bench many` has its clients and peers in this process: hundreds of processes would measure the scheduler of a small machine. Its
+//     peers speak by the code that daemons have (internal/node's Speaker). Of transfers in flight all are bound before the clock runs:
+//     else the rate at which leases are granted would be what is measured.
 //   - The daemons and clients are this binary, as child processes that the kernel kills with this one.
 //
 // Invariants, each with the test that holds it:
@@ -34,8 +37,10 @@
 //   - what this run itself uses is not taken for what others do: TestOthers
 //   - both ends of a tool of perftest run and end, its row is read, and what fails is quoted: TestPerftest, TestPerftestRows, TestListens
 //   - a record of operations follows from its samples: TestMessageRecord, TestWithin
+//   - a record of many follows from its samples, and lists of counts are checked: TestManyRecords, TestManyUsage
 //   - wrong usage is refused with exit code 2 and the allowed values: TestUsage
 //   - children end with the run, and a child that fails is quoted: TestChild
 //   - both kinds of transfer through real daemons, all fields, an interrupted run leaves nothing: test/integration test_bench.py;
+//     what comes in large numbers: the same file;
 //     operations and lists over RDMA: test/rdma test_bench_verbs.py
 package benchcmd
