@@ -278,23 +278,6 @@ func TestPreparedArguments(t *testing.T) {
 	require.ErrorIs(t, p.Err(), ErrCancelled)
 }
 
-// TestRunAllocatesNothing on the steady path, which is the ring's.
-func TestRunAllocatesNothing(t *testing.T) {
-	n := startNode(t, "n0")
-	c := dial(t, n.Info().Socket)
-	p := preparedRaw(t, c, c, []Range{{0, 0, 4096}})
-	ctx := within(t)
-	var err error
-	allocs := testing.AllocsPerRun(300, func() {
-		if _, e := p.Run(ctx); e != nil {
-			err = e
-		}
-	})
-	require.NoError(t, err)
-	// The daemon is in this process; what it allocates now and then, as any thread of it, makes less than one a post.
-	assert.Zero(t, allocs)
-}
-
 // preparedRaw prepares writes between regions of two clients that are as long as the ranges are.
 func preparedRaw(t testing.TB, from, to *Client, ranges []Range) *Prepared {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
