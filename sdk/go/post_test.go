@@ -169,9 +169,12 @@ func TestLateEndsFreeTheirPlaces(t *testing.T) {
 	}
 	free := func() int { p.poster.mu.Lock(); defer p.poster.mu.Unlock(); return len(p.poster.free) }
 	require.Equal(t, postEntries-5, free())
+	f.event(wire.KindEventPosted, nil, wire.AppendPosted(wire.AppendPosted(nil, wire.Posted{Cookie: ^uint64(0)}), wire.Posted{Cookie: 1<<32 | 7}))
+	mu.Lock()
 	for _, x := range out {
-		f.ring.Complete(wire.Posted{Cookie: x.Cookie, Bytes: 96}, wire.Posted{Cookie: ^uint64(0)}, wire.Posted{Cookie: x.Cookie + 1<<32})
+		f.ring.Complete(wire.Posted{Cookie: x.Cookie, Bytes: 96})
 	}
+	mu.Unlock()
 	_, err := p.Run(within(t))
 	require.NoError(t, err)
 	require.Equal(t, postEntries, free(), "and ends that are nobody's are passed over")

@@ -21,7 +21,8 @@ func TestPrepared(t *testing.T) {
 		for _, peer := range []*daemon{a, b} {
 			t.Run(way+" to "+peer.Info().Node, func(t *testing.T) {
 				ca, cb := dial(t, a.Info().Socket, options...), dial(t, peer.Info().Socket, options...)
-				src, dst := allocate(t, ca, "src", 16), allocate(t, cb, "dst", 16)
+				name := way + peer.Info().Node
+				src, dst := allocate(t, ca, "src-"+name, 16), allocate(t, cb, "dst-"+name, 16)
 				ctx := within(t)
 
 				t.Run("write blocks", func(t *testing.T) {
