@@ -29,6 +29,10 @@
 // is a method of its own; and views end with their memory, which Python keeps mapped for as long as there is one: slices have
 // no owner that could tell.
 //
+// Prepared. A list of blocks or ranges that is moved more than once is prepared ([Cache.PrepareWrite], [Cache.PrepareRead], and
+// a [Region]'s): [Prepared.Run] then moves it without a request, a ticket or an allocation, through memory that the client and its
+// daemon share ([Prepared.Way]); [Prepared.Finish] commits it. One goroutine of those that wait sleeps for all of them.
+//
 // Package sdk/go/embed runs a node inside the program.
 //
 // Invariants of clients, each with the test that holds it:
@@ -52,6 +56,12 @@
 //   - what is not the protocol ends the connection, what is newer is passed over: TestViolations, TestNewerDaemon, FuzzFrames
 //   - a call's span says its course and is not lost: TestSpansOfCalls
 //   - what has ended is reported once, and does not pile up: TestCompletedIsBounded
+//   - a prepared transfer moves its list as often as it is posted, whichever way; taken back, it writes no more: TestPrepared,
+//     TestPreparedArguments
+//   - every post ends by its deadline, with the daemon's reason, or with its loss: TestPostsKeepTheirDeadlines, TestFailedPosts,
+//     TestLostDaemonEndsPosts; posts that nobody waits for keep no place: TestLateEndsFreeTheirPlaces
+//   - a post on the ring allocates nothing: TestRunAllocatesNothing; without a ring posts go over the socket, and an older
+//     daemon is told from one that fails: TestDaemonWithoutRings, TestOlderDaemonKnowsNoPrepared
 //   - no goroutine is left behind, and no descriptor: TestMain, TestFailedDialLeavesNothing
 //   - neither NATS, Pebble nor cgo is linked: internal/deptest
 //

@@ -141,3 +141,32 @@ func ExampleClient_Completed() {
 	})
 	// Output: both have ended
 }
+
+// A list that is moved again and again is prepared once: a post needs no ticket, no request and no allocation.
+func ExamplePrepared() {
+	withCaches(func(ctx context.Context, _ *kvxfer.Client, prefill, decode *kvxfer.Cache) {
+		lease, err := decode.Lease(ctx, []int{7, 3, 12}, kvxfer.LeaseOptions{})
+		check(err)
+		defer lease.Close()
+
+		prepared, err := prefill.PrepareWrite(ctx, []uint32{0, 1, 2}, lease.Ticket(), kvxfer.Lasting(time.Minute))
+		check(err)
+		defer prepared.Close() // finished by then, or cancelled
+		for step := range 3 {
+			compute(step)
+			r, err := prepared.Run(ctx) // every byte is visible at the target
+			check(err)
+			fmt.Println(r.Bytes == prepared.Bytes())
+		}
+		_, err = prepared.Finish(ctx, []byte("done"))
+		check(err)
+		got, err := lease.Wait(ctx)
+		check(err)
+		fmt.Println(got.Blocks, string(got.Notification))
+	})
+	// Output:
+	// true
+	// true
+	// true
+	// 3 done
+}

@@ -30,7 +30,9 @@ type fakeDaemon struct {
 	refuse  map[wire.Kind]*fault.Error                         // are answered with that
 	special map[wire.Kind]func(wire.Frame) (any, []byte, bool) // body, array, and whether to answer at all
 	frames  []wire.Frame
-	fds     int // descriptors that came
+	fds     int   // descriptors that came
+	keep    []int // the last three, where it has a ring
+	rings   bool
 	conn    *net.UnixConn
 	paused  bool // it does not read
 	drain   bool // it reads on and looks at nothing
@@ -94,9 +96,12 @@ func (d *fakeDaemon) Read(p []byte) (int, error) {
 		for i := range msgs {
 			fds, _ := unix.ParseUnixRights(&msgs[i])
 			for _, fd := range fds {
-				_ = unix.Close(fd)
 				d.mu.Lock()
-				d.fds++
+				if d.fds++; d.rings && len(fds) == 3 {
+					d.keep = append(d.keep, fd)
+				} else {
+					_ = unix.Close(fd)
+				}
 				d.mu.Unlock()
 			}
 		}

@@ -18,7 +18,7 @@ const (
 )
 
 // Ended is something that has ended, as [Client.Completed] reports it: a *[Lease], *[ReadLease], *[Advertisement],
-// *[Push], *[Pull] or *[Scatter].
+// *[Push], *[Pull], *[Scatter] or *[Prepared].
 type Ended interface {
 	// Done is closed when it has ended.
 	Done() <-chan struct{}
