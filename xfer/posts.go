@@ -14,6 +14,10 @@ import (
 // post, an operation at a time.
 const maxReady = 1 << 16
 
+// maxAttached is the largest list, in bytes, whose completions the posting thread fetches itself. While larger ones move, a
+// thread that looks takes a processor from the copies.
+const maxAttached = 512 << 10
+
 type postsState uint8
 
 const (
@@ -101,7 +105,6 @@ func (s *posts) open() {
 	p := s.p
 	s.state, s.pieces = postsOpen, s.handed
 	init := p.ls.out.init
-	s.progress, _ = init.(rdma.Progressor)
 	ranges, ops := 0, 0
 	var scratch []rdma.Range
 	for _, t := range s.tokens {
@@ -126,6 +129,9 @@ func (s *posts) open() {
 			s.ops = nil
 		}
 	}
+	if s.sum <= maxAttached {
+		s.progress, _ = init.(rdma.Progressor)
+	}
 	provider, reason := p.way()
 	s.prepared = wire.PreparedEvent{Transfer: p.id, Provider: provider, Reason: reason, Operations: uint32(ops), Bytes: s.sum}
 }
@@ -142,8 +148,9 @@ func (s *posts) begin(g *Posting, x wire.Post, now rdma.Instant) (ended bool) {
 	deadline := now + rdma.Instant(x.TimeoutNanos)
 	if s.mover != nil {
 		s.moving++
+		counted := s.rounds > 0
 		s.mu.Unlock()
-		s.move(g, x.Cookie, now, deadline)
+		s.move(g, x.Cookie, now, deadline, counted)
 		return true
 	}
 	r := s.take()
@@ -171,10 +178,14 @@ func (s *posts) refusal() fault.Code {
 // moveBatch is how many operations are moved between two looks at the clock and at the transfer's state: 16 MiB.
 const moveBatch = 16
 
-// move runs a post by copying. The caller has counted it in s.moving.
-func (s *posts) move(g *Posting, cookie uint64, begun, deadline rdma.Instant) {
+// move runs a post by copying; counted: another has moved the whole list before. The caller has counted it in s.moving.
+func (s *posts) move(g *Posting, cookie uint64, begun, deadline rdma.Instant, counted bool) {
 	var code fault.Code
 	var done uint64
+	var quiet rdma.QuietMover // the target has counted every piece: telling it once more would wake a thread
+	if counted {
+		quiet, _ = s.mover.(rdma.QuietMover)
+	}
 	for ops := s.ops; len(ops) > 0 && code == 0; {
 		n := min(len(ops), moveBatch)
 		if len(ops) < len(s.ops) { // not the first
@@ -192,7 +203,11 @@ func (s *posts) move(g *Posting, cookie uint64, begun, deadline rdma.Instant) {
 			}
 		}
 		var ok int
-		ok, code = s.mover.Move(ops[:n])
+		if quiet != nil {
+			ok, code = quiet.MoveQuiet(ops[:n])
+		} else {
+			ok, code = s.mover.Move(ops[:n])
+		}
 		for i := range ops[:ok] {
 			done += ops[i].Bytes()
 		}

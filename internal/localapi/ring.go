@@ -60,7 +60,8 @@ const ringBatch = 64
 func serveRing(d *ring.Daemon, g xfer.Poster, stop *atomic.Bool) error {
 	var spin ring.Spin
 	posts := make([]wire.Post, ringBatch)
-	found := func() bool { return d.Waiting() || g.Progress() > 0 || stop.Load() }
+	found := func() bool { return d.Waiting() || stop.Load() }
+	fetched := func() bool { return g.Progress() > 0 }
 	defer g.Rest()
 	for !stop.Load() {
 		n, err := d.Take(posts)
@@ -70,7 +71,7 @@ func serveRing(d *ring.Daemon, g xfer.Poster, stop *atomic.Bool) error {
 		for _, x := range posts[:n] {
 			g.Post(x)
 		}
-		if n > 0 || spin.Until(found) {
+		if n > 0 || spin.Until(found, fetched) {
 			continue
 		}
 		g.Rest()

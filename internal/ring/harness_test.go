@@ -48,7 +48,7 @@ func serve(d *Daemon, stop func() bool) error {
 		for _, p := range posts[:n] {
 			d.Complete(wire.Posted{Cookie: p.Cookie, Bytes: p.Prepared, Nanos: p.TimeoutNanos})
 		}
-		if n == 0 && !s.Until(func() bool { return d.Waiting() || stop() }) {
+		if n == 0 && !s.Until(func() bool { return d.Waiting() || stop() }, nil) {
 			d.Sleep(-1)
 		}
 	}
@@ -61,7 +61,7 @@ func next(t testing.TB, c *Client, s *Spin) wire.Posted {
 		if p, ok := c.Next(); ok {
 			return p
 		}
-		if !s.Until(c.Ready) {
+		if !s.Until(c.Ready, nil) {
 			c.Sleep(-1)
 			if time.Since(begin) > patience {
 				t.Fatal("no end came")

@@ -22,8 +22,8 @@ type Spin struct {
 	avoid time.Time     // until then somebody else wants the processor
 }
 
-// MaxSpin is the longest look. Two wake-ups cost about as much.
-const MaxSpin = 50 * time.Microsecond
+// MaxSpin is the longest look: what a small transfer to another node takes, both daemons of which wait in the same way.
+const MaxSpin = 100 * time.Microsecond
 
 const (
 	minSpin = 2 * time.Microsecond
@@ -40,14 +40,18 @@ const (
 	avoidFor = time.Millisecond
 )
 
-// Until looks until found says true or the time is over, and reports what it said last. found must cost nanoseconds.
-func (s *Spin) Until(found func() bool) bool {
+// Until looks until found or fetched says true or the time is over, and reports what was said last. found must cost
+// nanoseconds; fetched (nil: nothing) may take a system call and is asked between looks and offers.
+func (s *Spin) Until(found, fetched func() bool) bool {
 	if s.left.IsZero() {
 		for range looks { // the common case while both sides are busy reads no clock
 			if found() {
 				return true
 			}
 		}
+	}
+	if fetched != nil && fetched() {
+		return true
 	}
 	begin := time.Now()
 	s.adapt(begin)
@@ -57,6 +61,9 @@ func (s *Spin) Until(found func() bool) bool {
 			if found() {
 				return true
 			}
+		}
+		if fetched != nil && fetched() {
+			return true
 		}
 		now := time.Now()
 		if now.Sub(begin) >= s.look {
@@ -92,7 +99,7 @@ func (s *Spin) adapt(now time.Time) {
 }
 
 func (s *Spin) offer() {
-	if !s.Locked {
+	if !s.Locked && runtime.GOMAXPROCS(0) == 1 { // elsewhere Gosched wakes a thread that finds nothing to do
 		runtime.Gosched()
 	}
 	_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)

@@ -37,10 +37,10 @@ func TestSpinEnds(t *testing.T) {
 	for _, locked := range []bool{false, true} {
 		s := Spin{Locked: locked}
 		n := 0
-		assert.False(t, s.Until(func() bool { n++; return false }))
+		assert.False(t, s.Until(func() bool { n++; return false }, nil))
 		assert.Positive(t, n)
-		assert.True(t, s.Until(func() bool { return true }))
+		assert.True(t, s.Until(func() bool { return true }, nil))
 		n = 0
-		assert.True(t, s.Until(func() bool { n++; return n == looks+1 }))
+		assert.True(t, s.Until(func() bool { n++; return n == looks+1 }, nil))
 	}
 }

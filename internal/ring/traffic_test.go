@@ -42,7 +42,7 @@ func client(t testing.TB, c *Client, rng *rand.Rand, n uint64) {
 			sent++
 		}
 		nap(rng)
-		if seen < sent && rng.IntN(50) == 0 && !s.Until(c.Ready) {
+		if seen < sent && rng.IntN(50) == 0 && !s.Until(c.Ready, nil) {
 			c.Sleep(time.Duration(rng.IntN(3)-1) * time.Millisecond)
 		}
 		for {
@@ -72,7 +72,7 @@ func daemon(d *Daemon, rng *rand.Rand, n uint64) error {
 		}
 		done += uint64(k)
 		nap(rng)
-		if k == 0 && done < n && (rng.IntN(4) == 0 || !s.Until(d.Waiting)) {
+		if k == 0 && done < n && (rng.IntN(4) == 0 || !s.Until(d.Waiting, nil)) {
 			d.Sleep(-1)
 		}
 	}
@@ -137,7 +137,7 @@ func TestNothingIsAllocated(t *testing.T) {
 			if _, ok := c.Next(); ok {
 				return
 			}
-			if !s.Until(c.Ready) {
+			if !s.Until(c.Ready, nil) {
 				c.Sleep(-1)
 			}
 		}

@@ -30,7 +30,7 @@ func iov(b []byte) iovec {
 // readv and writev are one system call each. The descriptor is non-blocking (package net saw to it), so they last
 // no longer than the kernel's copy.
 func readv(fd uintptr, v []iovec) (uint64, syscall.Errno) {
-	n, _, e := unix.Syscall(unix.SYS_READV, fd, uintptr(unsafe.Pointer(unsafe.SliceData(v))), uintptr(len(v)))
+	n, _, e := unix.RawSyscall(unix.SYS_READV, fd, uintptr(unsafe.Pointer(unsafe.SliceData(v))), uintptr(len(v)))
 	if e != 0 {
 		return 0, e
 	}
@@ -44,7 +44,7 @@ func readvSoon(fd uintptr, v []iovec) (uint64, syscall.Errno) {
 }
 
 func writev(fd uintptr, v []iovec) (uint64, syscall.Errno) {
-	n, _, e := unix.Syscall(unix.SYS_WRITEV, fd, uintptr(unsafe.Pointer(unsafe.SliceData(v))), uintptr(len(v)))
+	n, _, e := unix.RawSyscall(unix.SYS_WRITEV, fd, uintptr(unsafe.Pointer(unsafe.SliceData(v))), uintptr(len(v)))
 	if e != 0 {
 		return 0, e
 	}

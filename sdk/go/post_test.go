@@ -72,7 +72,7 @@ func (f *fakePosts) posts() {
 				f.ring.Complete(end)
 			}
 		}
-		if n == 0 && !spin.Until(found) {
+		if n == 0 && !spin.Until(found, nil) {
 			f.ring.Sleep(-1)
 		}
 	}

@@ -53,7 +53,7 @@ func (o *poster) lead(ctx context.Context, x Post, run bool, until time.Time) bo
 		if !s.is(x.turn, slotOut) {
 			return true
 		}
-		if !looked && o.spin.Until(found) {
+		if !looked && o.spin.Until(found, nil) {
 			continue
 		}
 		now := time.Now()

@@ -45,7 +45,7 @@ _put_post = struct.Struct("=QQQ").pack_into
 # bytes come at that many a second, and then as long as looking has gained something. Lists from a size on the
 # daemon copies on several processors: their callers sleep at once.
 LOOKS = range(40)  # of some 30 ns each, between two offers of the processor to others
-_MIN_LOOK, _RATE, _LONG = 50e-6, 8e9, 1 << 20
+_MIN_LOOK, _RATE, _LONG = 100e-6, 8e9, 1 << 20
 _LEAST = 1 / 32  # of the longest look
 #: Seconds: what comes that soon behind a look, the longest look would have seen.
 _SOON = 100e-6
