@@ -214,7 +214,7 @@ func (s *posts) move(g *Posting, cookie uint64, begun, deadline rdma.Instant, co
 		ops = ops[n:]
 	}
 	now := s.p.e.o.Clock.Now()
-	s.p.ls.metrics.posted(s.p, done)
+	s.p.ls.metrics.posted(s.p, done, quiet != nil)
 	s.mu.Lock()
 	s.moving--
 	s.over(g, wire.Posted{Cookie: cookie, Code: uint32(code), Bytes: done, Nanos: uint64(now - begun)}, done > 0 || code != 0)
