@@ -154,7 +154,7 @@ class _Raw(_Side):
         begun = time.perf_counter_ns()
         if prepared is not None:
             self.moves += 1
-            if self.moves % 4:  # one call, as a caller that waits makes it; every fourth tells how long post holds
+            if self.moves % 4:  # one call, as who waits makes it; every fourth tells how long post holds
                 prepared.run(timeout=30.0)
                 return time.perf_counter_ns() - begun, self.held
             transfer = prepared.post(timeout=30.0)
