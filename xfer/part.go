@@ -3,6 +3,7 @@ package xfer
 import (
 	"crypto/subtle"
 	"sync"
+	"sync/atomic"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/internal/wire"
@@ -274,8 +275,8 @@ func (ls *linkState) grantPart(request uint64, q *wire.Grant, blocks []uint32) e
 	far := &linkAsker{ls: ls}
 	pt := &part{e: ls.e, whole: whole, asker: far}
 	pt.made = func(p *permit, generation uint64) {
-		far.handle = ls.addPart(pt)
-		ls.answer(request, wire.Granted{Handle: far.handle, Lease: hex16(p.grantID), Secret: p.secret[:], Generation: generation,
+		far.handle.Store(ls.addPart(pt))
+		ls.answer(request, wire.Granted{Handle: far.handle.Load(), Lease: hex16(p.grantID), Secret: p.secret[:], Generation: generation,
 			Layers: p.cache.spec.Layout.Layers, Rank: p.cache.spec.Layout.TPRank}, nil)
 	}
 	return ls.e.grantPart(ca, wire.LeaseRequest{Mode: q.Mode, Readers: q.Readers, TTLMillis: q.TTLMillis, Traceparent: q.Traceparent}, blocks, pt)
@@ -299,7 +300,7 @@ func (e *Engine) grantPart(ca *cache, r wire.LeaseRequest, blocks []uint32, pt *
 // linkAsker is an asker on another node.
 type linkAsker struct {
 	ls     *linkState
-	handle uint64
+	handle atomic.Uint64 // set before the asker hears of the part; its transfers come over other links
 }
 
 func (a *linkAsker) claim(transfer string, attempt uint32, answered func(error)) func() {
@@ -317,19 +318,19 @@ func (a *linkAsker) claim(transfer string, attempt uint32, answered func(error))
 		answered(&fault.Error{Code: fault.PeerLost, Op: "bind", Detail: "the node that made the lease is lost"})
 		return func() {}
 	}
-	a.ls.send(wire.KindClaim, wire.Claim{Handle: a.handle, Claim: id, Transfer: transfer, Attempt: attempt}, nil)
+	a.ls.send(wire.KindClaim, wire.Claim{Handle: a.handle.Load(), Claim: id, Transfer: transfer, Attempt: attempt}, nil)
 	return func() { a.ls.takeClaim(id) }
 }
 
 func (a *linkAsker) layers(layers []uint32) {
-	a.ls.send(wire.KindGrantLayers, wire.GrantHandle{Handle: a.handle}, wire.AppendU32s(nil, layers))
+	a.ls.send(wire.KindGrantLayers, wire.GrantHandle{Handle: a.handle.Load()}, wire.AppendU32s(nil, layers))
 }
 
 func (a *linkAsker) ended(ev wire.LeaseEvent, note []byte) {
 	if ev.Generation == 0 { // a committed part waits for word of the whole
-		a.ls.dropPart(a.handle)
+		a.ls.dropPart(a.handle.Load())
 	}
-	a.ls.send(wire.KindGrantEnded, wire.GrantEnded{Handle: a.handle, TransferID: ev.TransferID, Peer: ev.Peer, Provider: ev.Provider,
+	a.ls.send(wire.KindGrantEnded, wire.GrantEnded{Handle: a.handle.Load(), TransferID: ev.TransferID, Peer: ev.Peer, Provider: ev.Provider,
 		Bytes: ev.Bytes, Error: ev.Error}, note)
 }
 

@@ -68,7 +68,7 @@
 //   - inside one process there is no socket, descriptor or mapping of a session: TestInsideTakesNoSocket; one initiator, with the
 //     secret: TestOneInitiatorInside; the end of one side is the loss of the other's peer: TestEndOfASessionInside
 //   - a Move keeps the rules of Post: TestMoveKeepsTheRules, TestMoveAtRandom, TestMoveMeetsAFault; whatever takes memory back ends
-//     it in its middle, on every thread: TestMoveIsEnded, TestMoveUnderFences, internal/node TestRevokeInsideIsAFence; it waits for
+//     it in its middle, on every thread: TestMoveIsEnded, TestMoveUnderFences (package internal/node tries it with daemons); it waits for
 //     nobody who has not begun: TestMoveWaitsForNoWorker; and allocates nothing: TestMoveAllocatesNothing
 //   - events that are delivered come from no call of the user's, one session's from one goroutine at a time, and Close may be called
 //     from there: TestDeliverInside, TestCloseFromTake
