@@ -124,7 +124,7 @@ fuzz: ## every fuzz target for FUZZTIME
 	    echo "$$t in $$(dirname $$f)"; $(GO) test ./$$(dirname $$f) -run '^$$' -fuzz "^$$t\$$" -fuzztime $(FUZZTIME); done; done
 
 bench: ## ns a block and allocations
-	$(GO) test -run '^$$' -bench . -benchmem ./rdma/... ./xfer/... ./sdk/go
+	$(GO) test -run '^$$' -bench . -benchmem ./internal/ring ./internal/localapi ./rdma/... ./xfer/... ./sdk/go/...
 
 trace-cost: $(VENV)/.test build bin/otlpsink ## what tracing costs a transfer of 1 MiB; docs/tracing.md. ARGS="--rounds 500 --provider shm"
 	cd test/integration && PYTHONPATH=$(SDK) $(PY) tracecost.py $(ARGS)

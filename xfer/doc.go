@@ -24,6 +24,7 @@
 //   - clients, size classes and transfers share a link fairly, and a small transfer waits for no more of a large one than a bounded
 //     window: TestSmallTransferPassesALargeOne, TestCancelledTransferGivesItsRoomToOthers, and package fair; a source's operations are
 //     posted in its order, each once: TestOrderInsideASource; a source that is cancelled looks at its own: TestCancelTakesItsOwn
+//   - nothing is allocated for a block, by posts or pushes: TestPostsAllocateNothing, TestPushAllocatesNothingForABlock
 //   - an operation on its way through the out queue allocates nothing: TestCompletionAllocatesNothing; a queued block takes its ids and
 //     little else: TestQueuedBlocksAreCheap
 //   - source blocks are HELD until the last completion, also without a link: TestHeldUntilTheCompletion

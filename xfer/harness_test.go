@@ -53,7 +53,8 @@ type network struct {
 	caches  map[string]netCache // by node, tenant and name
 	walls   map[string]bool     // "from to": no connection gets through
 	session atomic.Uint64
-	chooses atomic.Bool // initiators tell of ways
+	chooses atomic.Bool                         // initiators tell of ways
+	wraps   func(rdma.Initiator) rdma.Initiator // nil: initiators are the provider's own
 	wg      sync.WaitGroup
 }
 

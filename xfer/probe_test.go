@@ -122,6 +122,9 @@ func chooser(l *link) rdma.Initiator {
 	if l.init != nil && l.node.net.chooses.Load() {
 		return choosing{l.init, l.peer.Node}
 	}
+	if l.init != nil && l.node.net.wraps != nil {
+		return l.node.net.wraps(l.init)
+	}
 	return l.init
 }
 

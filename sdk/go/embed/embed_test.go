@@ -25,7 +25,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 var quiet = slog.New(slog.DiscardHandler)
 
 // start fills in what every test wants: silence, and an end.
-func start(t *testing.T, cfg embed.Config) *embed.Node {
+func start(t testing.TB, cfg embed.Config) *embed.Node {
 	t.Helper()
 	cfg.Logger = quiet
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
