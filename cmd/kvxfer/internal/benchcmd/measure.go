@@ -38,16 +38,17 @@ const partTime = 20 * time.Millisecond
 // A part of a round is least to most transfers, after one that does not count: it finds the caches as the part before left
 // them, and processes that have slept.
 const (
-	least = 2
-	most  = 64
+	least    = 2
+	most     = 64
+	mostRuns = 1024 // of a prepared transfer: the ends fall asleep between the parts, and the first runs of each find them waking
 )
 
 // repeats is how many of those that take so long are a part of a round.
-func repeats(took time.Duration) int {
+func repeats(took time.Duration, most int) int {
 	if took <= 0 {
 		return most
 	}
-	return int(min(max(partTime/took, least), most))
+	return min(max(int(partTime/took), least), most)
 }
 
 // provider is what moves the bytes.
@@ -152,7 +153,7 @@ func (r *run) rivals(l *limit, c Case, op string) ([]*rival, error) {
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, &rival{way: best, count: repeats(time.Duration(median(took) * float64(time.Second)))})
+		out = append(out, &rival{way: best, count: repeats(time.Duration(median(took)*float64(time.Second)), most)})
 	}
 	return out, nil
 }
@@ -161,11 +162,14 @@ func (r *run) rivals(l *limit, c Case, op string) ([]*rival, error) {
 // same machine.
 func (r *run) measureRounds(ctx context.Context, p *pair, l *limit, c Case, op, form string) (*samples, error) {
 	s := &samples{}
-	first := &samples{} // connections are made, pages touched
-	if err := r.volley(p, op, form, leastRounds, first); err != nil {
+	first, tries, limit := &samples{}, leastRounds, most // connections are made, pages touched
+	if form == prepared {
+		tries, limit = most, mostRuns
+	}
+	if err := r.volley(p, op, form, tries, first); err != nil {
 		return nil, err
 	}
-	count := repeats(time.Duration(median(first.moved) * float64(time.Second)))
+	count := repeats(time.Duration(median(first.moved)*float64(time.Second)), limit)
 	var rivals []*rival
 	var line way
 	if l != nil {
