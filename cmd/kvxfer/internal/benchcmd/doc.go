@@ -1,4 +1,4 @@
-// Package benchcmd is `kvxfer bench`: it measures transfers of block lists between two daemons of this host, and beside
+// Package benchcmd is `kvxfer bench`: it measures transfers of block lists between two daemons of this host, or inside one, and beside
 // them what the machine itself can do with the same lists.
 //
 // Terms. A case is a list: how many blocks, of how many bytes. Its blocks are every second one of a cache, in an order of
@@ -35,7 +35,7 @@
 //   - the C program moves the list that the clients move: TestListIsWhatTheClientsMove
 //   - contents tell rounds and positions apart, and a wrong byte is seen: TestContents
 //   - each way of the limit's program moves every byte, and it says what is wrong with a command: TestLimitProgram
-//   - the list of a prepared transfer is the same, and the other way or provider is refused: TestRanges, TestWays
+//   - a prepared transfer moves the same list, and what took another provider is refused: TestRanges, TestWays
 //   - what --busy starts computes until its input ends: TestBusy
 //   - the faster of host's two limits is the limit, and a list of one block has no second: TestHostRecord
 //   - medians and percentiles are values that were measured: TestQuantile

@@ -162,14 +162,14 @@ func (r *run) rivals(l *limit, c Case, op string) ([]*rival, error) {
 // same machine.
 func (r *run) measureRounds(ctx context.Context, p *pair, l *limit, c Case, op, form string) (*samples, error) {
 	s := &samples{}
-	first, tries, limit := &samples{}, leastRounds, most // connections are made, pages touched
+	first, tries, atMost := &samples{}, leastRounds, most // connections are made, pages touched
 	if form == prepared {
-		tries, limit = most, mostRuns
+		tries, atMost = most, mostRuns
 	}
 	if err := r.volley(p, op, form, tries, first); err != nil {
 		return nil, err
 	}
-	count := repeats(time.Duration(median(first.moved)*float64(time.Second)), limit)
+	count := repeats(time.Duration(median(first.moved)*float64(time.Second)), atMost)
 	var rivals []*rival
 	var line way
 	if l != nil {
