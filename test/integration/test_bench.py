@@ -17,11 +17,13 @@ import pytest
 from daemon import BINARY, PATIENCE, command, until
 
 FIELDS = {
-    "bench", "case", "op", "blocks", "block_bytes", "samples", "median_s", "gbps",
-    "limit_gbps", "limit_how", "ratio", "contiguous_gbps",
-    "submit_us_p50", "submit_us_p99", "cpu_s_per_gb", "rss_bytes", "other_cpu",
+    "bench", "case", "op", "way", "blocks", "block_bytes", "samples", "median_s", "gbps",
+    "limit_gbps", "limit_how", "ratio", "limit1_gbps", "ratio1", "limit2_gbps", "ratio2", "contiguous_gbps",
+    "submit_us_p50", "submit_us_p99", "cpu_s_per_gb", "rss_bytes", "other_cpu", "busy",
 }  # fmt: skip
-OF_TRANSFERS = {"submit_us_p50", "submit_us_p99", "cpu_s_per_gb", "rss_bytes"}
+OF_SUBMIT = {"submit_us_p50", "submit_us_p99"}
+OF_TRANSFERS = OF_SUBMIT | {"way", "cpu_s_per_gb", "rss_bytes"}
+OF_HOST = {"limit1_gbps", "ratio1", "limit2_gbps", "ratio2"}
 OF_LIMITS = {"limit_gbps", "limit_how", "ratio", "contiguous_gbps"}
 
 
@@ -30,16 +32,19 @@ def close(a: float, b: float) -> bool:
     return a == pytest.approx(b, rel=0.01)
 
 
-def check(record: dict[str, Any], absent: set[str]) -> None:
+def check(record: dict[str, Any], absent: set[str], busy: int = 0) -> None:
     """A record has every field, null where nothing was measured, and its numbers agree."""
     assert set(record) == FIELDS
     assert {k for k, v in record.items() if v is None} == absent
+    assert record["busy"] == busy
     assert record["samples"] >= 3
     assert close(record["gbps"], record["blocks"] * record["block_bytes"] / record["median_s"] / 1e9)
     assert 0 <= record["other_cpu"] <= 1
-    assert all(v > 0 for k, v in record.items() if isinstance(v, (int, float)) and k != "other_cpu")
-    if "ratio" not in absent:
-        assert close(record["ratio"], record["gbps"] / record["limit_gbps"])
+    numbers = {k for k, v in record.items() if isinstance(v, (int, float))} - {"other_cpu", "busy"}
+    assert all(record[k] > 0 for k in numbers)
+    for n in ("", "1", "2"):
+        if f"ratio{n}" not in absent:
+            assert close(record[f"ratio{n}"], record["gbps"] / record[f"limit{n}_gbps"])
     if "submit_us_p50" not in absent:
         assert record["submit_us_p50"] <= record["submit_us_p99"]
         assert record["submit_us_p50"] <= record["median_s"] * 1e6 * 1.01
@@ -52,7 +57,8 @@ def bench(*args: str, tmp: Path) -> list[dict[str, Any]]:
     assert not list(tmp.iterdir())
     records: list[dict[str, Any]] = json.loads(done.stdout)
     for r in records:
-        assert f"{r['case']} {r['op']}: " in done.stderr, "progress"
+        what = r["op"] + (" prepared" if r["way"] == "prepared" else "")
+        assert f"{r['case']} {what}: " in done.stderr, "progress"
     return records
 
 
@@ -64,7 +70,8 @@ def test_transfers(provider: str, run_dir: Path, tmp_path: Path) -> None:
         (provider, case, op) for case in ("1x8B", "64x4KiB") for op in ("write", "read")
     ]
     for r in records:
-        check(r, absent=set())
+        check(r, absent=OF_HOST)
+        assert r["way"] == "transfers"
         assert 1 << 20 < r["rss_bytes"] < 1 << 32
     assert json.loads((tmp_path / "out.json").read_text()) == records
 
@@ -72,7 +79,27 @@ def test_transfers(provider: str, run_dir: Path, tmp_path: Path) -> None:
 def test_without_limits(run_dir: Path) -> None:
     """What is not measured is null."""
     (record,) = bench("shm", "--case", "64x4KiB", "--op", "read", "--no-limit", tmp=run_dir)
-    check(record, absent=OF_LIMITS)
+    check(record, absent=OF_LIMITS | OF_HOST)
+
+
+def test_prepared(run_dir: Path) -> None:
+    """One prepared transfer, run again and again through two daemons."""
+    records = bench("tcp", "--way", "prepared", "--case", "64x4KiB", "--no-limit", tmp=run_dir)
+    assert [(r["op"], r["way"]) for r in records] == [("write", "prepared"), ("read", "prepared")]
+    for r in records:
+        check(r, absent=OF_LIMITS | OF_HOST | OF_SUBMIT)
+
+
+def test_host(run_dir: Path) -> None:
+    """One daemon with both clients, beside one thread and two, and a process that computes."""
+    records = bench("host", "--busy", "1", "--case", "64x4KiB", "--op", "write", tmp=run_dir)
+    assert not processes(f"{BINARY} bench busy")
+    assert [(r["bench"], r["case"], r["way"], r["op"]) for r in records] == [
+        ("host", "64x4KiB", way, "write") for way in ("transfers", "prepared")
+    ]
+    for r in records:
+        check(r, absent=OF_SUBMIT if r["way"] == "prepared" else set(), busy=1)
+        assert r["limit_gbps"] == max(r["limit1_gbps"], r["limit2_gbps"])
 
 
 def test_copy(run_dir: Path) -> None:
@@ -80,7 +107,7 @@ def test_copy(run_dir: Path) -> None:
     records = bench("copy", "--case", "64x4KiB", tmp=run_dir)
     assert [r["op"] for r in records] == ["memcpy-1", "stream-1", "memcpy-2", "stream-2", "go-1"]
     for r in records:
-        check(r, absent=OF_TRANSFERS)
+        check(r, absent=OF_TRANSFERS | OF_HOST)
         assert r["limit_gbps"] == max(o["gbps"] for o in records if o["op"] == r["limit_how"])
 
 

@@ -18,7 +18,9 @@ import (
 )
 
 const help = `Usage:
-  kvxfer bench tcp|shm [--case LIST] [--op write|read] [--rounds N] [--seconds S] [--no-limit] [--out FILE] [--json]
+  kvxfer bench tcp|shm [--way WAY] [--case LIST] [--op write|read] [--rounds N] [--seconds S] [--no-limit] [--out FILE] [--json]
+  kvxfer bench host    [--busy N] [--way WAY] [--case LIST] [--op write|read] [--rounds N] [--seconds S] [--no-limit]
+                       [--out FILE] [--json]
   kvxfer bench copy    [--case LIST] [--rounds N] [--seconds S] [--no-limit] [--out FILE] [--json]
   kvxfer bench verbs   [--device NAME[,NAME]] [--size LIST] [--case LIST] [--op write|read] [--rounds N] [--seconds S]
                        [--no-limit] [--out FILE] [--json]
@@ -27,6 +29,7 @@ const help = `Usage:
 tcp and shm start two daemons and a client of each on this host, move lists of scattered blocks between them, and compare
 every block that arrives. Beside each transfer, in the same stretch of time, a small C program moves the same list as fast
 as it can by itself (limit: blocking writev and readv over loop-back TCP, or copies) and 64 MiB of contiguous memory.
+host does so with one daemon, and both clients are its: the limit is copies by one thread, and by two, both in each round.
 copy measures this host's memory alone: each way to copy the list, by C and by Go.
 
 verbs needs an RDMA device. It measures two things: single operations between two providers inside this process, many in
@@ -42,13 +45,16 @@ Flags:
   --size LIST   of verbs: sizes of operations separated by commas (default: all): 4KiB, 16KiB, 64KiB, 256KiB, 1MiB, 8MiB
   --device LIST of verbs: the device of both sides, or one of each (default: all that the daemon would use)
   --op OP       write (push) or read (pull) alone
+  --way WAY     of tcp, shm and host. transfers: each has a lease of its own; prepared: raw regions, whose list is prepared once and
+                then run again and again; all: both (default of tcp and shm transfers, of host all)
+  --busy N      of host: N processes of this run that compute all the time beside it, 0..1024 (default 0)
   --rounds N    at most N rounds of a case and operation, 1..10000 (default 50)
   --seconds S   at most about S seconds of a case and operation, but three rounds, 0.1..3600 (default 4)
   --no-limit    measure no limits; needs no C compiler, and of verbs no perftest
   --out FILE    also write the JSON array to FILE
   --json        JSON instead of a table
 
-Needs cc (any C compiler) for tcp, shm and copy without --no-limit, and up to 1 GiB of memory.
+Needs cc (any C compiler) for tcp, shm, host and copy without --no-limit, and up to 1 GiB of memory.
 Exit codes: 0 done; 1 failed, or bytes were wrong; 2 wrong usage.
 `
 
@@ -57,18 +63,23 @@ func Run(args []string, stdout, stderr io.Writer) int {
 	if len(args) > 0 && args[0] == workerName {
 		return work(args[1:], waiting(os.Stdin), stdout, stderr)
 	}
+	if len(args) > 0 && args[0] == busyName {
+		return compute(waiting(os.Stdin))
+	}
 	if len(args) > 0 && args[0] == "many" {
 		return manyRun(args[1:], stdout, stderr)
 	}
 	c := &command.Command{Name: "bench", Help: help, Stdout: stdout, Stderr: stderr}
 	r := &run{progress: stderr, seed: uint64(time.Now().UnixNano())}
-	var caseList, sizeList, deviceList, op, out string
+	var caseList, sizeList, deviceList, op, wayName, out string
 	var seconds float64
 	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
 	fs.StringVar(&caseList, "case", "", "")
 	fs.StringVar(&sizeList, "size", "", "")
 	fs.StringVar(&deviceList, "device", "", "")
 	fs.StringVar(&op, "op", "", "")
+	fs.StringVar(&wayName, "way", "", "")
+	fs.IntVar(&r.busy, "busy", 0, "")
 	fs.IntVar(&r.rounds, "rounds", 50, "")
 	fs.Float64Var(&seconds, "seconds", 4, "")
 	fs.BoolVar(&r.noLimit, "no-limit", false, "")
@@ -79,12 +90,18 @@ func Run(args []string, stdout, stderr io.Writer) int {
 	}
 	var err error
 	switch {
-	case len(names) != 1 || !slices.Contains([]string{"copy", "tcp", "shm", "verbs"}, names[0]):
-		return c.Misused("say what to measure: copy, tcp, shm, verbs or many")
+	case len(names) != 1 || !slices.Contains([]string{"copy", "tcp", "shm", "host", "verbs"}, names[0]):
+		return c.Misused("say what to measure: copy, tcp, shm, host, verbs or many")
 	case op != "" && op != "write" && op != "read":
 		return c.Misused("--op %q, allowed write, read", op)
 	case op != "" && names[0] == "copy":
-		return c.Misused("--op is for tcp, shm and verbs")
+		return c.Misused("--op is for tcp, shm, host and verbs")
+	case wayName != "" && !slices.Contains([]string{"tcp", "shm", "host"}, names[0]):
+		return c.Misused("--way is for tcp, shm and host")
+	case r.busy != 0 && names[0] != "host":
+		return c.Misused("--busy is for host")
+	case r.busy < 0 || r.busy > busyMost:
+		return c.Misused("--busy %d, allowed 0..%d", r.busy, busyMost)
 	case names[0] != "verbs" && (sizeList != "" || deviceList != ""):
 		return c.Misused("--size and --device are for verbs")
 	case r.rounds < 1 || r.rounds > 10000:
@@ -96,6 +113,12 @@ func Run(args []string, stdout, stderr io.Writer) int {
 		r.cases = nil
 	} else if r.cases, err = chosen(caseList); err != nil {
 		return c.Misused("--case: %v", err)
+	}
+	if wayName == "" {
+		wayName = map[bool]string{false: transfers, true: "all"}[names[0] == "host"]
+	}
+	if r.ways, err = chosenWays(wayName); err != nil {
+		return c.Misused("--way: %v", err)
 	}
 	if r.sizes, err = chosenSizes(sizeList); err != nil {
 		return c.Misused("--size: %v", err)
@@ -185,7 +208,7 @@ func (r *run) all(ctx context.Context) (records []Record, err error) {
 			against = fmt.Sprintf(", limit %s GB/s, ratio %s", number(rec.LimitGBps), number(rec.Ratio))
 		}
 		fmt.Fprintf(r.progress, "bench %s: %5.1f s: %s %s: %s, %s GB/s%s (%d samples)\n", r.bench, time.Since(begun).Seconds(),
-			rec.Case, rec.Op, shown(rec.MedianS), number(&rec.GBps), against, rec.Samples)
+			rec.Case, rec.what(), shown(rec.MedianS), number(&rec.GBps), against, rec.Samples)
 	}
 	if r.bench == "copy" {
 		err = r.copies(ctx, add)

@@ -24,17 +24,22 @@ func call(args ...string) (code int, stdout, stderr string) {
 
 func TestUsage(t *testing.T) {
 	for want, args := range map[string][]string{
-		"tcp, shm, verbs or many": {"fly"},
-		`no size "3KiB"`:          {"verbs", "--size", "3KiB"},
-		"or two separated":        {"verbs", "--device", "a,b,c"},
-		"are for verbs":           {"tcp", "--size", "4KiB"},
-		"say what":                {"tcp", "shm"},
-		"allowed write":           {"tcp", "--op", "push"},
-		"--op is for":             {"copy", "--op", "write"},
-		"allowed 1..10000":        {"tcp", "--rounds", "0"},
-		"allowed 0.1..3600":       {"tcp", "--seconds", "NaN"},
-		`no case "3x3B"`:          {"tcp", "--case", "3x3B"},
-		"a socket":                {workerName},
+		"tcp, shm, host, verbs or many": {"fly"},
+		`no size "3KiB"`:                {"verbs", "--size", "3KiB"},
+		"or two separated":              {"verbs", "--device", "a,b,c"},
+		"are for verbs":                 {"tcp", "--size", "4KiB"},
+		"say what":                      {"tcp", "shm"},
+		"allowed write":                 {"tcp", "--op", "push"},
+		"--op is for":                   {"copy", "--op", "write"},
+		"--way is for":                  {"copy", "--way", "all"},
+		"allowed transfers":             {"tcp", "--way", "fly"},
+		"--busy is for":                 {"shm", "--busy", "1"},
+		"allowed 0..1024":               {"host", "--busy", "1025"},
+		"--busy -1":                     {"host", "--busy", "-1"},
+		"allowed 1..10000":              {"tcp", "--rounds", "0"},
+		"allowed 0.1..3600":             {"tcp", "--seconds", "NaN"},
+		`no case "3x3B"`:                {"tcp", "--case", "3x3B"},
+		"a socket":                      {workerName},
 	} {
 		code, stdout, stderr := call(args...)
 		assert.Equal(t, 2, code, args)

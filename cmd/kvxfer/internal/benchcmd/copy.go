@@ -41,7 +41,7 @@ func (r *run) copiesOf(ctx context.Context, c Case, add func(Record)) error {
 			return err
 		}
 	}
-	count := repeats(min(g.round(), g.round()))
+	count := repeats(min(g.round(), g.round()), most)
 	took := make([][]time.Duration, len(all))
 	var own, lineTook []time.Duration
 	before, err := look(nil, l)

@@ -1,4 +1,4 @@
-// Package benchcmd is `kvxfer bench`: it measures transfers of block lists between two daemons of this host, and beside
+// Package benchcmd is `kvxfer bench`: it measures transfers of block lists between two daemons of this host, or inside one, and beside
 // them what the machine itself can do with the same lists.
 //
 // Terms. A case is a list: how many blocks, of how many bytes. Its blocks are every second one of a cache, in an order of
@@ -10,8 +10,11 @@
 // Decisions.
 //   - Each transfer has a lease of its own, as each request of an engine has; the lease, like the ticket in a request, is
 //     there before the clock runs, and cpu_s_per_gb counts it.
-//   - All cases are blocks of a cache, the one of 8 bytes too: a layout of one layer and one plane has a block in one piece,
-//     and an uint8 token of 8 elements is 8 bytes. Nothing is measured over raw ranges.
+//   - All cases of transfers are blocks of a cache, the one of 8 bytes too: a layout of one layer and one plane has a block in
+//     one piece, and an uint8 token of 8 elements is 8 bytes. Prepared ones move the same list between raw regions, and are run one
+//     behind the other by the client alone: a request of this process between two runs would take longer than a run.
+//   - `bench host` has one daemon and both clients. Its limits are one thread and two in every round: an engine's own loop has one,
+//     and the daemon with its clients can use more.
 //   - The daemons may use the provider that is measured and no other, and every transfer's result is held to it.
 //   - The limits are C, compiled where they run: the limit must not have the costs of Go that it is there to show.
 //   - `bench copy` starts no daemon. shm's own copy loop is linked into providers alone; Go's copy stands for what Go
@@ -32,6 +35,9 @@
 //   - the C program moves the list that the clients move: TestListIsWhatTheClientsMove
 //   - contents tell rounds and positions apart, and a wrong byte is seen: TestContents
 //   - each way of the limit's program moves every byte, and it says what is wrong with a command: TestLimitProgram
+//   - a prepared transfer moves the same list, and what took another provider is refused: TestRanges, TestWays
+//   - what --busy starts computes until its input ends: TestBusy
+//   - the faster of host's two limits is the limit, and a list of one block has no second: TestHostRecord
 //   - medians and percentiles are values that were measured: TestQuantile
 //   - what was not measured is null and "-", never a number: TestReport
 //   - what this run itself uses is not taken for what others do: TestOthers

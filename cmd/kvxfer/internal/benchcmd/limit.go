@@ -64,6 +64,23 @@ func ways(bench, op string, c Case) []way {
 	return out
 }
 
+// byThreads are ways of copies with one thread, and those with two if there are any.
+func byThreads(all []way) [][]way {
+	var out [][]way
+	for _, threads := range []string{"1 ", "2 "} {
+		var group []way
+		for _, w := range all {
+			if strings.HasPrefix(w.how, threads) {
+				group = append(group, w)
+			}
+		}
+		if group != nil {
+			out = append(out, group)
+		}
+	}
+	return out
+}
+
 // lines are the ways of the contiguous stream.
 func lines(bench, op string) []way {
 	if bench != "tcp" {

@@ -36,7 +36,11 @@ func look(p *pair, l *limit) (instant, error) {
 		if err != nil {
 			return i, err
 		}
-		i.ours += t
+		beside, err := cpuOf(p.busy)
+		if err != nil {
+			return i, err
+		}
+		i.ours += t + beside
 	}
 	if l != nil {
 		t, err := l.cpu()

@@ -13,12 +13,14 @@ import (
 
 // request is a line to a worker: what a client of this run has to do.
 type request struct {
-	Do     string `json:"do"` // open, fill, check, lease, move, wait or close; see worker.go
+	Do     string `json:"do"` // open, fill, check, lease, move, wait or close; see worker.go; the others: prepared.go
 	Case   Case   `json:"case,omitzero"`
 	Side   side   `json:"side,omitzero"`
 	Op     string `json:"op,omitempty"` // write or read
 	Seed   uint64 `json:"seed,omitzero"`
 	Ticket string `json:"ticket,omitempty"`
+	Way    string `json:"way,omitempty"`   // transfers or prepared: what open opens for
+	Count  int    `json:"count,omitempty"` // of run
 }
 
 // reply is a worker's line back.
@@ -28,6 +30,9 @@ type reply struct {
 	Took     int64  `json:"took,omitempty"`   // nanoseconds from the call to the transfer's end
 	Submit   int64  `json:"submit,omitempty"` // nanoseconds that the starting call held its caller
 	Provider string `json:"provider,omitempty"`
+
+	Runs   []int64 `json:"runs,omitempty"`   // nanoseconds of each
+	Socket string  `json:"socket,omitempty"` // why posts go over the socket; "": they go through a ring
 }
 
 // worker is a client process.
@@ -72,14 +77,16 @@ func (w *worker) lost(err error) error {
 	}
 }
 
-// pair is two nodes with a client each.
+// pair is two nodes with a client each, or one node with both clients, and what computes beside them.
 type pair struct {
-	daemons [2]*daemon
+	daemons []*daemon  // the local side's and the remote one's, or one for both
 	workers [2]*worker // local, remote
+	busy    []*child
 }
 
-// startPair starts both nodes, each with extra arguments, which may use the provider and no other, and their clients.
-func startPair(ctx context.Context, exe, dir, provider string, extra [2][]string) (p *pair, err error) {
+// startPair starts both nodes, each with extra arguments, which may use the provider and no other, and their clients. With one it
+// starts one node for both clients; busy is the number of processes that compute beside them.
+func startPair(ctx context.Context, exe, dir, provider string, extra [2][]string, one bool, busy int) (p *pair, err error) {
 	p = &pair{}
 	defer func() {
 		if err != nil {
@@ -89,16 +96,28 @@ func startPair(ctx context.Context, exe, dir, provider string, extra [2][]string
 	only := func(i int, more ...string) []string {
 		return slices.Concat([]string{"--providers", provider}, extra[i], more)
 	}
-	if p.daemons[0], err = startDaemon(ctx, exe, dir, "local", only(0, "--nats-listen", "127.0.0.1:0")...); err != nil {
+	d, err := startDaemon(ctx, exe, dir, "local", only(0, "--nats-listen", "127.0.0.1:0")...)
+	if err != nil {
 		return nil, err
 	}
-	if p.daemons[1], err = startDaemon(ctx, exe, dir, "remote", only(1, "--nats", p.daemons[0].nats)...); err != nil {
-		return nil, err
-	}
-	for i, d := range p.daemons {
-		if p.workers[i], err = startWorker(ctx, exe, dir, d.name[len("daemon "):], d.socket); err != nil {
+	p.daemons = append(p.daemons, d)
+	if !one {
+		if d, err = startDaemon(ctx, exe, dir, "remote", only(1, "--nats", d.nats)...); err != nil {
 			return nil, err
 		}
+		p.daemons = append(p.daemons, d)
+	}
+	for i, name := range []string{"local", "remote"} {
+		if p.workers[i], err = startWorker(ctx, exe, dir, name, p.daemons[min(i, len(p.daemons)-1)].socket); err != nil {
+			return nil, err
+		}
+	}
+	for i := range busy {
+		c, err := spawn(ctx, fmt.Sprintf("busy %d", i+1), dir, environment(), exe, "bench", busyName)
+		if err != nil {
+			return nil, err
+		}
+		p.busy = append(p.busy, c)
 	}
 	return p, nil
 }
@@ -111,10 +130,11 @@ func (p *pair) close() error {
 			errs = append(errs, w.end(0))
 		}
 	}
-	for i := range p.daemons { // the one with the registry last
-		if d := p.daemons[len(p.daemons)-1-i]; d != nil {
-			errs = append(errs, d.end(syscall.SIGTERM))
-		}
+	for _, c := range p.busy {
+		errs = append(errs, c.end(0))
+	}
+	for _, d := range slices.Backward(p.daemons) { // the one with the registry last
+		errs = append(errs, d.end(syscall.SIGTERM))
 	}
 	return errors.Join(errs...)
 }
@@ -140,8 +160,8 @@ func (p *pair) move(op, provider string) (reply, error) {
 	if err != nil {
 		return reply{}, err
 	}
-	if moved.Provider != provider {
-		return reply{}, fmt.Errorf("the transfer took provider %q, and %s is measured", moved.Provider, provider)
+	if err := measured(moved.Provider, provider); err != nil {
+		return reply{}, err
 	}
 	_, err = p.workers[1].ask(request{Do: "wait", Op: op})
 	return moved, err
@@ -155,10 +175,18 @@ func (p *pair) ends(op string) (from, to *worker) {
 	return p.workers[0], p.workers[1]
 }
 
-// cpu is what all four processes have used.
+// cpu is what the daemons and both clients have used.
 func (p *pair) cpu() (time.Duration, error) {
+	children := []*child{p.workers[0].child, p.workers[1].child}
+	for _, d := range p.daemons {
+		children = append(children, d.child)
+	}
+	return cpuOf(children)
+}
+
+func cpuOf(children []*child) (time.Duration, error) {
 	var sum time.Duration
-	for _, c := range []*child{p.daemons[0].child, p.daemons[1].child, p.workers[0].child, p.workers[1].child} {
+	for _, c := range children {
 		t, err := c.cpu()
 		if err != nil {
 			return 0, err
@@ -168,7 +196,7 @@ func (p *pair) cpu() (time.Duration, error) {
 	return sum, nil
 }
 
-// rss is what both daemons hold besides their clients' memory.
+// rss is what the daemons hold besides their clients' memory.
 func (p *pair) rss() (uint64, error) {
 	var sum uint64
 	for _, d := range p.daemons {

@@ -2,6 +2,7 @@ package benchcmd
 
 import (
 	"encoding/json"
+	"fmt"
 	"math"
 	"testing"
 	"time"
@@ -45,6 +46,7 @@ func TestReport(t *testing.T) {
   "bench": "tcp",
   "case": "1024x16KiB",
   "op": "write",
+  "way": null,
   "blocks": 1024,
   "block_bytes": 16384,
   "samples": 1,
@@ -53,17 +55,23 @@ func TestReport(t *testing.T) {
   "limit_gbps": 5.592,
   "limit_how": "4x256",
   "ratio": 0.75,
+  "limit1_gbps": null,
+  "ratio1": null,
+  "limit2_gbps": null,
+  "ratio2": null,
   "contiguous_gbps": 8.389,
   "submit_us_p50": 20,
   "submit_us_p99": 20,
   "cpu_s_per_gb": 0.596,
   "rss_bytes": 41943040,
-  "other_cpu": 0.12
+  "other_cpu": 0.12,
+  "busy": 0
  },
  {
   "bench": "copy",
   "case": "1x8B",
   "op": "go-1",
+  "way": null,
   "blocks": 1,
   "block_bytes": 8,
   "samples": 1,
@@ -72,12 +80,17 @@ func TestReport(t *testing.T) {
   "limit_gbps": null,
   "limit_how": null,
   "ratio": null,
+  "limit1_gbps": null,
+  "ratio1": null,
+  "limit2_gbps": null,
+  "ratio2": null,
   "contiguous_gbps": null,
   "submit_us_p50": null,
   "submit_us_p99": null,
   "cpu_s_per_gb": null,
   "rss_bytes": null,
-  "other_cpu": 0
+  "other_cpu": 0,
+  "busy": 0
  }
 ]`, string(b))
 	assert.Equal(t, `CASE        OP     MEDIAN  GB/S  LIMIT  RATIO  CONTIGUOUS  SUBMIT P50  P99    CPU S/GB  RSS       OTHERS  LIMIT BY
@@ -88,4 +101,32 @@ func TestReport(t *testing.T) {
 		assert.Equal(t, want, number(&v))
 	}
 	assert.Equal(t, "1.5 s", shown(1.5))
+}
+
+// TestHostRecord: of the two limits of host the faster one is the limit, and a case of one block has no second.
+func TestHostRecord(t *testing.T) {
+	ms := func(n int) []time.Duration { return []time.Duration{time.Duration(n) * time.Millisecond} }
+	s := &samples{moved: ms(4), cpu: time.Millisecond, rss: 1 << 20}
+	one, two := &rival{way: way{name: "memcpy-1"}, took: ms(2)}, &rival{way: way{name: "stream-2"}, took: ms(1)}
+	s.against([]*rival{one, two}, true)
+	r := record("host", Case{4, 1 << 20}, "write", s)
+	assert.Equal(t, []any{1.049, 2.097, 0.5, 4.194, 0.25, 4.194, 0.25, "stream-2"}, []any{r.GBps, *r.Limit1GBps, *r.Ratio1, *r.Limit2GBps, *r.Ratio2, *r.LimitGBps, *r.Ratio, *r.LimitHow})
+	assert.Nil(t, r.SubmitP50, "a run is one call")
+	assert.NotNil(t, r.CPUSecondsPGB)
+	way := prepared
+	r.Way = &way
+	assert.Equal(t, `CASE    OP              MEDIAN  GB/S  1 THREAD  RATIO  2 THREADS  RATIO  CONTIGUOUS  SUBMIT P50  P99  CPU S/GB  RSS      OTHERS  LIMIT BY
+4x1MiB  write prepared  4 ms    1.05  2.10      0.50   4.19       0.25   -           -           -    0.24      1.0 MiB  0%      stream-2
+`, table([]Record{r}))
+	s = &samples{moved: ms(4)}
+	s.against([]*rival{one}, true)
+	r = record("host", Case{1, 8}, "write", s)
+	assert.True(t, r.Limit1GBps != nil && r.Limit2GBps == nil && r.Ratio2 == nil)
+
+	assert.Len(t, byThreads(ways("host", "write", Case{1, 8})), 1)
+	groups := byThreads(ways("host", "write", Case{2, 8}))
+	require.Len(t, groups, 2)
+	for i, g := range groups {
+		assert.Equal(t, []string{fmt.Sprintf("memcpy-%d", i+1), fmt.Sprintf("stream-%d", i+1)}, []string{g[0].name, g[1].name})
+	}
 }

@@ -58,22 +58,28 @@ func work(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	}
 }
 
-// client is the state of a worker: one cache, and what its blocks are in.
+// client is the state of a worker: one cache or region, and what its blocks are in.
 type client struct {
 	client    *kvxfer.Client
-	cache     *kvxfer.Cache
+	place     place         // what is open; nil: nothing
+	cache     *kvxfer.Cache // the same, for transfers
 	c         Case
 	ids       []uint32
 	committed bool // by a transfer into them; they are evicted before the next
 	written   *kvxfer.Lease
 	read      *kvxfer.ReadLease
+
+	raw rawClient // for prepared
 }
+
+// place is a cache or a region.
+type place interface{ Memory() []byte }
 
 func (w *client) do(ctx context.Context, q request) (r reply, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	if w.cache == nil && q.Do != "open" {
-		return r, errors.New("no cache is open")
+	if w.place == nil && q.Do != "open" {
+		return r, errors.New("nothing is open")
 	}
 	switch q.Do {
 	case "open":
@@ -82,10 +88,10 @@ func (w *client) do(ctx context.Context, q request) (r reply, err error) {
 		if err := w.clear(ctx); err != nil { // what is COMMITTED is not to be changed
 			return r, err
 		}
-		fill(w.cache.Memory(), w.ids, w.c.BlockBytes, q.Seed)
+		fill(w.place.Memory(), w.ids, w.c.BlockBytes, q.Seed)
 		return r, nil
 	case "check":
-		return r, check(w.cache.Memory(), w.ids, w.c.BlockBytes, q.Seed)
+		return r, check(w.place.Memory(), w.ids, w.c.BlockBytes, q.Seed)
 	case "lease":
 		return w.lease(ctx, q.Op)
 	case "move":
@@ -93,20 +99,34 @@ func (w *client) do(ctx context.Context, q request) (r reply, err error) {
 	case "wait":
 		return r, w.wait(ctx, q.Op)
 	case "close":
-		cache := w.cache
-		w.cache, w.committed = nil, false
+		cache, raw := w.cache, w.raw
+		w.place, w.cache, w.raw, w.committed = nil, nil, rawClient{}, false
+		if raw.region != nil {
+			return r, raw.region.Deregister(ctx)
+		}
 		return r, cache.Drop(ctx)
 	}
-	return r, fmt.Errorf("nothing is called %q", q.Do)
+	if w.raw.region == nil {
+		return r, fmt.Errorf("nothing is called %q", q.Do)
+	}
+	return w.raw.do(ctx, q, w.c)
 }
 
 func (w *client) open(ctx context.Context, q request) error {
+	w.c, w.ids = q.Case, q.Case.ids(q.Side)
+	if q.Way == prepared {
+		region, err := w.client.AllocateRegion(ctx, fmt.Sprintf("bench-%d", q.Side), q.Case.slots()*q.Case.BlockBytes)
+		if err == nil {
+			w.raw.region, w.place = region, region
+		}
+		return err
+	}
 	cache, err := w.client.AllocateCache(ctx, kvxfer.CacheSpec{Name: fmt.Sprintf("bench-%d", q.Side), Model: "bench",
 		Layout: layoutOf(q.Case.BlockBytes), NumBlocks: q.Case.slots()})
 	if err != nil {
 		return err
 	}
-	w.cache, w.c, w.ids = cache, q.Case, q.Case.ids(q.Side)
+	w.cache, w.place = cache, cache
 	return nil
 }
 
