@@ -74,6 +74,9 @@ func serveRing(d *ring.Daemon, g xfer.Poster, stop *atomic.Bool) error {
 			return err
 		}
 		for _, x := range posts[:n] {
+			if stop.Load() { // nobody is there to hear of the others, and their memory is to be given back
+				return nil
+			}
 			g.Post(x)
 		}
 		if n > 0 {
