@@ -50,5 +50,6 @@
 //   - only root and the daemon's own user see other tenants, drain and set the log's level: TestOperatorIsAskedForWhoMay
 //   - posts of prepared lists come over the ring and over the socket, and end on the way they came: TestPostsOverTheRing,
 //     TestPostsOverTheSocket; a ring that is handed over wrongly leaves nothing: TestRingIsChecked
+//   - a client that always has a next post holds up no completion: TestBusyClientHoldsNoCompletionsUp
 //   - nothing is left after Close: TestClose, and goleak over all tests
 package localapi
