@@ -51,6 +51,9 @@ func (g *Posting) Post(x wire.Post) {
 		s = p.posts
 		g.known[x.Prepared] = s
 	}
+	if len(g.attached) > 0 && s.holdsUp() {
+		g.Rest() // else nobody would look for completions meanwhile, others' neither
+	}
 	if !s.begin(g, x, g.e.o.Clock.Now()) && s.progress != nil {
 		g.attach(s.progress)
 	}

@@ -162,6 +162,13 @@ func (s *posts) begin(g *Posting, x wire.Post, now rdma.Instant) (ended bool) {
 	return false
 }
 
+// holdsUp says whether a post keeps its thread for longer than whoever has attached to a session may look away.
+func (s *posts) holdsUp() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mover != nil && s.sum > maxAttached
+}
+
 // refusal is why no post begins. The caller holds s.mu.
 func (s *posts) refusal() fault.Code {
 	switch {
@@ -272,7 +279,7 @@ func (r *post) partEnded(part outPart, code fault.Code, wrote bool) {
 		r.code = code
 	}
 	if r.left > 0 {
-		stop := code != 0 && s.state == postsOpen
+		stop := code != 0 && (s.state == postsOpen || s.state == postsFinishing)
 		s.mu.Unlock()
 		if stop { // its other operations need not be waited for
 			s.p.step(protocol.TransferEvent{Kind: protocol.TransferCancel, Code: code})

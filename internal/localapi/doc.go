@@ -51,5 +51,6 @@
 //   - posts of prepared lists come over the ring and over the socket, and end on the way they came: TestPostsOverTheRing,
 //     TestPostsOverTheSocket; a ring that is handed over wrongly leaves nothing: TestRingIsChecked
 //   - a frame takes no allocation for each block in it: TestFramesAllocateNothingForABlock
+//   - a client that always has a next post holds up no completion: TestBusyClientHoldsNoCompletionsUp
 //   - nothing is left after Close: TestClose, and goleak over all tests
 package localapi

@@ -53,8 +53,13 @@ func (c *client) openRing(r *request) error {
 	return nil
 }
 
-// ringBatch is how many posts are copied out at a time.
-const ringBatch = 64
+const (
+	// ringBatch is how many posts are copied out at a time.
+	ringBatch = 64
+	// ringRun is how many times in a row posts may be found before completions are looked for: a client that always has a next
+	// post, which end at once, must not hold up those that run, nor others' operations on the sessions that are attached.
+	ringRun = 8
+)
 
 // serveRing runs posts until stop, or until the client breaks the ring.
 func serveRing(d *ring.Daemon, g xfer.Poster, stop *atomic.Bool) error {
@@ -63,15 +68,24 @@ func serveRing(d *ring.Daemon, g xfer.Poster, stop *atomic.Bool) error {
 	found := func() bool { return d.Waiting() || stop.Load() }
 	fetched := func() bool { return g.Progress() > 0 }
 	defer g.Rest()
-	for !stop.Load() {
+	for run := 0; !stop.Load(); {
 		n, err := d.Take(posts)
 		if err != nil {
 			return err
 		}
 		for _, x := range posts[:n] {
+			if stop.Load() { // nobody is there to hear of the others, and their memory is to be given back
+				return nil
+			}
 			g.Post(x)
 		}
-		if n > 0 || spin.Until(found, fetched) {
+		if n > 0 {
+			if run++; run%ringRun == 0 {
+				g.Progress()
+			}
+			continue
+		}
+		if spin.Until(found, fetched) {
 			continue
 		}
 		g.Rest()

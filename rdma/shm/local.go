@@ -3,6 +3,7 @@ package shm
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 
 	"github.com/kvxfer/kvxfer/internal/fault"
 	"github.com/kvxfer/kvxfer/rdma"
@@ -11,13 +12,16 @@ import (
 // local is the initiator of a session whose target is of this same provider: two clients of one daemon. Both memories are mapped
 // here, so an operation is a copy behind the two gates, and there is neither socket nor page.
 //
-// Lock order: the session's mu, then the target's, or a gate, or the pool's lock or the event queue. Nobody takes mu inside a gate.
+// Lock order: the session's mu, then the target's, or a gate, or the pool's lock or the event queue. Nobody takes mu inside a gate,
+// or under the lock of a queue of events: not to ask whether a wait for its room is over either.
 type local struct {
 	p      *Provider
 	id     rdma.SessionID
 	t      *target
 	hold   func() // of tests: called before each chunk, outside of the gates
 	events outlet
+
+	over atomic.Bool // ended is not 0: for hold, under whose lock mu is not taken
 
 	mu       sync.Mutex
 	ended    fault.Code
@@ -231,6 +235,7 @@ func (i *local) end(why fault.Code) {
 		return
 	}
 	i.ended = why
+	i.over.Store(true)
 	for j := i.live; j != nil; {
 		next := j.after
 		i.takeBack(j, why)

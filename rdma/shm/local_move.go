@@ -72,11 +72,7 @@ func (i *local) run(ops []rdma.Op, quiet bool) (n int, status fault.Code) {
 	return n, status
 }
 
-func (i *local) isOver() bool {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	return i.ended != 0
-}
+func (i *local) isOver() bool { return i.over.Load() }
 
 // begin lets the end of a region or the session find a Move, and looks whether one came before.
 func (i *local) begin(j *job) fault.Code {

@@ -63,6 +63,7 @@
 //   - a peer cannot make a target keep more than a bound: TestAPeerThatDoesNotReadIsHeldBack,
 //     TestArrivalsThatNobodyPollsHoldTheLaneBack
 //   - no goroutine or descriptor outlives Close: TestProviderCloseLeavesNothing and TestMain
+//   - a descriptor is not used behind its close, which would reach somebody else's: TestShutOfAClosedLane
 //   - a quiet lane costs no thread and is found by the next frame: TestQuietLanesRest
 //   - completions that are fetched wake nobody, and come by themselves when nobody fetches them: TestProgressFetches
 //   - results of a burst travel together and none is kept back: TestResultsOfABurst

@@ -80,8 +80,13 @@ func (p *Provider) attach(l *lane, c *carrier, initiator bool) error {
 	return nil
 }
 
-// shut ends the lane's connection; who reads or writes it finds out.
+// shut ends the lane's connection; who reads or writes it finds out. Who ends a session shuts one lane after the other, while the
+// users of a further one may find by themselves that it is dead: its descriptor may be closed, and another's, by then.
 func (l *lane) shut() {
+	if !l.use() {
+		return
+	}
+	defer l.unuse()
 	if l.sock != nil {
 		l.sock.shut()
 		return

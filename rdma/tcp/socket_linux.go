@@ -74,6 +74,7 @@ func (p *Provider) takeSocket(c *carrier, initiator bool) (*socket, error) {
 
 // close frees the descriptors; nobody uses them any more.
 func (s *socket) close() {
+	s.rest.take(s)
 	for _, fd := range [...]int{s.fd, s.alarm} {
 		if fd >= 0 {
 			_ = unix.Close(fd)

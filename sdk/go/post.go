@@ -56,7 +56,7 @@ func (p *Prepared) post(ctx context.Context, waits bool) (Post, error) {
 		}
 		return Post{}, p.leaving(fault.New(fault.Closed, opPost, "the transfer was finished"))
 	}
-	for {
+	for waited := false; ; waited = true {
 		now := time.Now()
 		until := p.until
 		if at, ok := ctx.Deadline(); ok && at.Before(until) {
@@ -69,6 +69,9 @@ func (p *Prepared) post(ctx context.Context, waits bool) (Post, error) {
 			return Post{}, p.leaving(fault.New(fault.DeadlineExceeded, opPost, "the deadline had passed before the call"))
 		}
 		i, turn, full, fe := o.post(p, now, until)
+		if waited && !full {
+			o.passOn()
+		}
 		if fe != nil {
 			return Post{}, p.leaving(again(fe, opPost))
 		}
@@ -80,7 +83,7 @@ func (p *Prepared) post(ctx context.Context, waits bool) (Post, error) {
 			e.Field = "posts"
 			return Post{}, p.leaving(e)
 		}
-		timer := time.NewTimer(until.Sub(now))
+		timer := time.NewTimer(min(until.Sub(now), glance)) // nobody looks at the ring for posts that were given up
 		select {
 		case <-o.vacant:
 		case <-ctx.Done():

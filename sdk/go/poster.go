@@ -187,6 +187,19 @@ func (o *poster) ended(x wire.Posted) {
 	o.settle(i)
 }
 
+// passOn tells the next who waits for a slot of one that is still free: of several that were made free there was one word.
+func (o *poster) passOn() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(o.free) == 0 {
+		return
+	}
+	select {
+	case o.vacant <- struct{}{}:
+	default:
+	}
+}
+
 // settle ends a slot that is out. The lock is held.
 func (o *poster) settle(i uint32) {
 	s := &o.slots[i]

@@ -37,6 +37,9 @@ func (o *poster) wait(ctx context.Context, x Post, run bool) {
 	o.mu.Lock()
 	o.users--
 	o.unmap()
+	if o.ring != nil && !o.leads.Load() {
+		o.rouseNext() // this one may have been called to lead, and had what it waited for, or no time left
+	}
 	o.mu.Unlock()
 }
 
@@ -72,6 +75,11 @@ func (o *poster) abdicate() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.leads.Store(false)
+	o.rouseNext()
+}
+
+// rouseNext calls somebody who sleeps to lead. The lock is held.
+func (o *poster) rouseNext() {
 	if o.asleep == 0 {
 		return
 	}
