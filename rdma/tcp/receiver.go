@@ -143,7 +143,7 @@ func (r *receiver) attempt(fd uintptr) bool {
 
 func (r *receiver) readControl(fd uintptr) (uint64, syscall.Errno) {
 	v := [1]iovec{iov(r.ctl[r.have:r.max])}
-	return readvSoon(fd, v[:])
+	return readv(fd, v[:])
 }
 
 func (r *receiver) readSink(fd uintptr) (uint64, syscall.Errno) {

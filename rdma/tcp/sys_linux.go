@@ -27,28 +27,16 @@ func iov(b []byte) iovec {
 	return iovec{base: uintptr(unsafe.Pointer(unsafe.SliceData(b))), len: uint64(len(b))}
 }
 
-// readv and writev are one system call each. The descriptor is non-blocking (package net saw to it), so they last
-// no longer than the kernel's copy.
-func readv(fd uintptr, v []iovec) (uint64, syscall.Errno) {
-	n, _, e := unix.RawSyscall(unix.SYS_READV, fd, uintptr(unsafe.Pointer(unsafe.SliceData(v))), uintptr(len(v)))
-	if e != 0 {
-		return 0, e
-	}
-	return uint64(n), 0
-}
+// readv and writev are one system call each. The descriptor does not block, so they last no longer than the kernel's copy of
+// at most a frame, and the scheduler is not told: after 20 us it would give the processor's place to another thread, which
+// this one would have to wait for behind each copy.
+func readv(fd uintptr, v []iovec) (uint64, syscall.Errno) { return vectors(unix.SYS_READV, fd, v) }
 
-// readvSoon is readv of a few bytes, which the scheduler need not hear of.
-func readvSoon(fd uintptr, v []iovec) (uint64, syscall.Errno) {
-	n, _, e := unix.RawSyscall(unix.SYS_READV, fd, uintptr(unsafe.Pointer(unsafe.SliceData(v))), uintptr(len(v)))
+func writev(fd uintptr, v []iovec) (uint64, syscall.Errno) { return vectors(unix.SYS_WRITEV, fd, v) }
+
+func vectors(call, fd uintptr, v []iovec) (uint64, syscall.Errno) {
+	n, _, e := unix.RawSyscall(call, fd, uintptr(unsafe.Pointer(unsafe.SliceData(v))), uintptr(len(v)))
 	return moved(n, e)
-}
-
-func writev(fd uintptr, v []iovec) (uint64, syscall.Errno) {
-	n, _, e := unix.RawSyscall(unix.SYS_WRITEV, fd, uintptr(unsafe.Pointer(unsafe.SliceData(v))), uintptr(len(v)))
-	if e != 0 {
-		return 0, e
-	}
-	return uint64(n), 0
 }
 
 // mapAnon maps n bytes of zeros outside the Go heap.
