@@ -6,6 +6,7 @@ import dataclasses
 import os
 import secrets
 import struct
+import time
 from typing import Any
 
 import kvxfer
@@ -74,6 +75,10 @@ class Owner:
         }  # fmt: skip
         array = b"".join(struct.pack("<IIQ", block, 0, generation) for block, generation in vouches)
         frame = raw.ask_frame(wire.REGISTER_CACHE, body, array)
+        until = time.monotonic() + 20
+        while frame.kind == wire.ERROR and frame.body()["name"] == "AlreadyExists" and time.monotonic() < until:
+            time.sleep(0.01)  # the daemon has not seen yet that the owner before is gone
+            frame = raw.ask_frame(wire.REGISTER_CACHE, body, array)
         if frame.kind == wire.ERROR:
             return 0, frame.body()["name"]
         return frame.body()["cache"], list(memoryview(frame.array).cast("I"))
