@@ -75,9 +75,10 @@ class Owner:
         }  # fmt: skip
         array = b"".join(struct.pack("<IIQ", block, 0, generation) for block, generation in vouches)
         frame = raw.ask_frame(wire.REGISTER_CACHE, body, array)
-        until = time.monotonic() + 20
-        while frame.kind == wire.ERROR and frame.body()["name"] == "AlreadyExists" and time.monotonic() < until:
-            time.sleep(0.01)  # the daemon has not seen yet that the owner before is gone
+        for _ in range(2000):  # the daemon may not have seen yet that the owner before is gone
+            if frame.kind != wire.ERROR or frame.body()["name"] != "AlreadyExists":
+                break
+            time.sleep(0.01)
             frame = raw.ask_frame(wire.REGISTER_CACHE, body, array)
         if frame.kind == wire.ERROR:
             return 0, frame.body()["name"]
