@@ -98,6 +98,7 @@ def test_restart_in_another_time(apart: list[Daemon], attach: Attach, rng: rando
     move(source, target, rng)
     before = bytes(target.memory)
     served = len(target.block_states().blocks)
+    apart[2].settle()
     apart[2].kill()
     apart[2].prefix = ()
     apart[2].start()
